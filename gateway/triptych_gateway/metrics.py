@@ -13,17 +13,18 @@ from triptych_common.telemetry.metrics import build_info, counter, labelled_gaug
 
 from triptych_gateway.frontends.engine_loads import ModelLoad
 from triptych_gateway.record import RequestRecord, Tally
-from triptych_gateway.tenant_metrics import TenantMetrics
-from triptych_gateway.tracing import note_usage
+from triptych_gateway.tracing import note_first_event, note_usage
 from triptych_gateway.wire.cost import MODALITIES, Cost, encoder_cache
 from triptych_gateway.wire.errors import ApiError
 from triptych_gateway.wire.schema import ignored_fields
 
 # A series per counter with the time at which it was made. Nothing reads it.
 disable_created_metrics()
+#: Labels that no tenant can have as its name: of callers without a tenant, and of all tenants beyond the limit.
+NO_TENANT, OTHER_TENANTS = "(none)", "(other)"
 
 
-class Metrics:
+class Metrics(Collector):
     """The metrics of one gateway, in a registry of its own, so that one process can run several gateways.
 
     Args:
@@ -33,7 +34,7 @@ class Metrics:
     def __init__(self, max_tenants: int) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.tenants = TenantMetrics(self.registry, max_tenants)
+        self.tenants = Tenants(self._counter, max_tenants)
         self.requests = self._counter("requests", "HTTP requests and gRPC calls by route and status.", "route", "status")
         self.aborted = self._counter("requests_aborted", "Requests whose client went away before the end.", "route")
         self.errors = self._counter("errors", "Requests that ended with an error.", "route", "code")
@@ -48,18 +49,12 @@ class Metrics:
         self.completion_tokens = self._counter("completion_tokens", "Output tokens of finished requests.")
         self.refused = self._counter("access_refused", "Requests refused because of their API key.", "reason")
         self.key_reload_failures = self._counter("api_keys_reload_failures", "Versions of the file of keys that were wrong.")
-        self.keys_current = Gauge(
-            "triptych_gateway_api_keys_current", "1 while the keys are those of the file.", registry=self.registry
-        )
+        self.keys_current = self._gauge("api_keys_current", "1 while the keys are those of the file.")
         self.rate_store_failures = self._counter("rate_store_failures", "Times that the store of rates did not answer.")
         self.audit_lost = self._counter("audit_lines_lost", "Lines of the audit log that could not be written.")
-        self.in_flight = Gauge("triptych_gateway_requests_in_flight", "Requests and calls being answered.", registry=self.registry)
-        self.bodies_waiting = Gauge(
-            "triptych_gateway_bodies_waiting", "Request bodies that wait for memory.", registry=self.registry
-        )
-        self.background_responses = Gauge(
-            "triptych_gateway_background_responses", "Responses being made in the background.", registry=self.registry
-        )
+        self.in_flight = self._gauge("requests_in_flight", "Requests and calls being answered.")
+        self.bodies_waiting = self._gauge("bodies_waiting", "Request bodies that wait for memory.")
+        self.background_responses = self._gauge("background_responses", "Responses being made in the background.")
         #: By route.
         self.latency, self.ttft, self.gaps = Histograms(SECONDS), Histograms(SECONDS), Histograms(GAP_SECONDS)
         #: Set before each scrape.
@@ -70,17 +65,18 @@ class Metrics:
         self.waiting_for_model: Mapping[str, int] = {}
         #: Spans that no collector got.
         self.dropped_spans: Callable[[], int] = lambda: 0
-        self.registry.register(_Others(self))
-        self.frontend_ready = Gauge("triptych_gateway_frontend_ready", "1 while the frontend is ready.", registry=self.registry)
+        self.registry.register(self)
+        self.frontend_ready = self._gauge("frontend_ready", "1 while the frontend is ready.")
 
     def add_certificate(self, name: str, expiry_s: Callable[[], float]) -> None:
         """Show when a certificate expires. Without certificates there is no such metric."""
-        text = "When the certificate expires, as Unix time."
-        gauge = Gauge(f"triptych_gateway_{name}_expiry_timestamp_seconds", text, registry=self.registry)
-        gauge.set_function(expiry_s)
+        self._gauge(f"{name}_expiry_timestamp_seconds", "When the certificate expires, as Unix time.").set_function(expiry_s)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"triptych_gateway_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"triptych_gateway_{name}", text, registry=self.registry)
 
     def request_ended(self, record: RequestRecord, route: str) -> None:
         """Count a request once, at its end."""
@@ -112,26 +108,63 @@ class Metrics:
         self.tenants.used(record.tenant, usage)
         note_usage(usage)
 
-
-class _Others(Collector):
-    """The metrics that are made when they are read."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
     def collect(self) -> Iterator[Metric]:
-        metrics, prefix = self._metrics, "triptych_gateway"
+        """The metrics that are made when they are read."""
+        prefix = "triptych_gateway"
         yield build_info("gateway")
-        yield model_info("gateway", metrics.served_models())
-        yield labelled_histogram(f"{prefix}_request_seconds", "From the head to the end.", "route", metrics.latency)
-        yield labelled_histogram(f"{prefix}_time_to_first_token_seconds", "From the head to an event.", "route", metrics.ttft)
-        yield labelled_histogram(f"{prefix}_inter_token_seconds", "Between two events of a stream.", "route", metrics.gaps)
-        yield counter(f"{prefix}_spans_dropped", "Spans that no collector got.", metrics.dropped_spans())
+        yield model_info("gateway", self.served_models())
+        yield labelled_histogram(f"{prefix}_request_seconds", "From the head to the end.", "route", self.latency)
+        yield labelled_histogram(f"{prefix}_time_to_first_token_seconds", "From the head to an event.", "route", self.ttft)
+        yield labelled_histogram(f"{prefix}_inter_token_seconds", "Between two events of a stream.", "route", self.gaps)
+        yield counter(f"{prefix}_spans_dropped", "Spans that no collector got.", self.dropped_spans())
         ignored = "Fields of conversations that are not known, and were left out."
         yield counter(f"{prefix}_history_fields_ignored", ignored, ignored_fields.total)
-        waiting = metrics.waiting_for_model
+        waiting = self.waiting_for_model
         yield labelled_gauge(f"{prefix}_model_requests_waiting", "Requests that wait for a frontend.", "model_name", waiting)
-        yield from _aliases(metrics.engine_loads)
+        yield from _aliases(self.engine_loads)
+
+
+class Tenants:
+    """Counts requests, tokens and refusals of tenants.
+
+    Args:
+        max_tenants: as many tenants have series of their own: the first ones that send a request. The others share one.
+    """
+
+    def __init__(self, counter: Callable[..., Counter], max_tenants: int) -> None:
+        self._max_tenants = max_tenants
+        self._names: set[str] = set()
+        self._requests = counter("tenant_requests", "Requests, and turns on WebSockets, of each tenant.", "tenant")
+        self._prompt_tokens = counter("tenant_prompt_tokens", "Prompt tokens of finished requests.", "tenant")
+        self._completion_tokens = counter("tenant_completion_tokens", "Output tokens of finished requests.", "tenant")
+        refused = "Requests refused with 429, by what there was too little of."
+        self._refused = counter("tenant_refused", refused, "tenant", "resource")
+
+    def ended(self, tenant: str, refused_resource: str) -> None:
+        """Count a request, or a turn, that has ended.
+
+        Args:
+            refused_resource: what there was too little of; empty if it was not refused.
+        """
+        label = self._label(tenant)
+        self._requests.labels(label).inc()
+        if refused_resource:
+            self._refused.labels(label, refused_resource).inc()
+
+    def used(self, tenant: str, usage: common_pb2.Usage) -> None:
+        """Count the tokens of a complete answer."""
+        label = self._label(tenant)
+        self._prompt_tokens.labels(label).inc(usage.prompt_tokens)
+        self._completion_tokens.labels(label).inc(usage.completion_tokens)
+
+    def _label(self, tenant: str) -> str:
+        if not tenant:
+            return NO_TENANT
+        if tenant not in self._names:
+            if len(self._names) >= self._max_tenants:
+                return OTHER_TENANTS
+            self._names.add(tenant)
+        return tenant
 
 
 def _aliases(loads: Sequence[ModelLoad]) -> Iterator[Metric]:
@@ -168,12 +201,14 @@ class GenerationMeter:
             self._gaps.observe(now - self._last_s)
         else:
             self._first.observe(now - self._last_s)
+            note_first_event()
         self._last_s = now
         self._record.num_events += 1
 
-    def finished(self, cost: Cost) -> None:
-        """Record the cost of a complete answer."""
+    def finished(self, cost: Cost, ends: Sequence[common_pb2.FinishReason]) -> None:
+        """Record the cost of a complete answer, and why its choices ended."""
         usage, metrics = cost.usage, self._metrics
+        note_usage(usage, ends)
         self._record.usage = usage
         metrics.tenants.used(self._record.tenant, usage)
         metrics.prompt_tokens.inc(usage.prompt_tokens)

@@ -11,7 +11,7 @@ from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_gateway.generation.call import Choice, GenerationCall
 from triptych_gateway.metrics import GenerationMeter
-from triptych_gateway.tracing import note_call, note_first_event, note_usage
+from triptych_gateway.tracing import note_call
 from triptych_gateway.wire.cost import Cost
 
 Response = generation_pb2.GenerationCallResponse
@@ -60,9 +60,7 @@ class Generation:
                         self._cost.add(response)
                     # A failure before the first event becomes an HTTP status. After it, the failed choice's text is sent first.
                     if events and (is_started or failure is None):
-                        if not is_started:
-                            is_started = True
-                            note_first_event()
+                        is_started = True
                         self._meter.event()
                         yield events
                         events = b""
@@ -94,8 +92,7 @@ class Generation:
         """Check that every choice has ended, and record the cost."""
         if len(ends) != self._num_choices_in_all:
             raise InternalError(f"the frontend finished {len(ends)} of {self._num_choices_in_all} choices")
-        self._meter.finished(self._cost)
-        note_usage(self._cost.usage, ends)
+        self._meter.finished(self._cost, ends)
 
 
 def _failure(delta: generation_pb2.ChoiceDelta) -> TriptychError | None:

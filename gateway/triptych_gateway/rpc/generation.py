@@ -19,7 +19,7 @@ from triptych_gateway.frontends.client import CLASSIFY, EMBED, SCORE, Method
 from triptych_gateway.frontends.loads import merged_loads
 from triptych_gateway.rpc.call import Call, call_var
 from triptych_gateway.state import Gateway, call_context_of
-from triptych_gateway.tracing import note_call, note_first_event, note_usage
+from triptych_gateway.tracing import note_call
 from triptych_gateway.wire.cost import Cost
 
 Context = grpc.aio.ServicerContext
@@ -76,12 +76,9 @@ class GenerationServicer(GenerationCalls):
                             ends.append(delta.finish_reason)
                     cost.add(response)
                     if is_stream:
-                        if not call.record.num_events:
-                            note_first_event()
                         meter.event()
                     yield response
-        meter.finished(cost)
-        note_usage(cost.usage, ends)
+        meter.finished(cost, ends)
 
     async def Embed(self, request: generation_pb2.EmbedRequest, context: Context) -> generation_pb2.EmbedResponse:
         return await self._pool(EMBED, request)
