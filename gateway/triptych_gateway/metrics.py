@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter as Sums
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, ProcessCollector, disable_created_metrics
@@ -11,7 +12,7 @@ from triptych.v1 import common_pb2
 from triptych_common.telemetry.histogram import GAP_SECONDS, SECONDS, Histograms
 from triptych_common.telemetry.metrics import build_info, counter, labelled_gauge, labelled_histogram, model_info
 
-from triptych_gateway.frontends.engine_loads import ModelLoad
+from triptych_gateway.frontends.loads import ModelLoads
 from triptych_gateway.record import RequestRecord, Tally
 from triptych_gateway.tracing import note_first_event, note_usage
 from triptych_gateway.wire.cost import MODALITIES, Cost, encoder_cache
@@ -58,7 +59,7 @@ class Metrics(Collector):
         #: By route.
         self.latency, self.ttft, self.gaps = Histograms(SECONDS), Histograms(SECONDS), Histograms(GAP_SECONDS)
         #: Set before each scrape.
-        self.engine_loads: Sequence[ModelLoad] = ()
+        self.engine_loads: ModelLoads = {}
         #: Names of the models that requests can use.
         self.served_models: Callable[[], Sequence[str]] = tuple
         #: Model -> requests that wait for a frontend of it.
@@ -167,13 +168,19 @@ class Tenants:
         return tenant
 
 
-def _aliases(loads: Sequence[ModelLoad]) -> Iterator[Metric]:
+def _aliases(loads: ModelLoads) -> Iterator[Metric]:
     """Sums over all engines of a model, under the names that autoscalers and endpoint pickers know from vLLM."""
     text, labels, engine = "As in vLLM, over all engines.", ("model_name", "engine"), "all"
-    running = {(load.model, engine): load.num_running for load in loads}
-    waiting = {(load.model, engine): load.num_waiting for load in loads}
-    usage = {(load.model, engine): 1 - load.num_free_blocks / load.num_blocks for load in loads if load.num_blocks}
-    sizes = {(str(size), str(number), engine): 1 for load in loads for size, number in load.blocks_by_size.items()}
+    running, waiting, usage, sizes = {}, {}, {}, {}
+    for model, own in loads.items():
+        running[model, engine] = sum(load.num_running for load in own)
+        waiting[model, engine] = sum(load.num_waiting for load in own)
+        if num_blocks := sum(load.num_blocks for load in own):
+            usage[model, engine] = 1 - sum(load.num_free_blocks for load in own) / num_blocks
+        by_size = Sums[int]()
+        for load in own:
+            by_size[load.block_size] += load.num_blocks
+        sizes.update({(str(size), str(number), engine): 1 for size, number in by_size.items()})
     yield labelled_gauge("vllm:num_requests_running", text, labels, running)
     yield labelled_gauge("vllm:num_requests_waiting", text, labels, waiting)
     yield labelled_gauge("vllm:kv_cache_usage_perc", text, labels, usage)

@@ -23,7 +23,7 @@ from triptych_gateway.access.grant import Grant
 from triptych_gateway.body_budget import MEMORY_FACTOR, BodyBudget
 from triptych_gateway.frontends.client import FrontendClient
 from triptych_gateway.frontends.connection import FrontendConnection
-from triptych_gateway.frontends.engine_loads import EngineLoads
+from triptych_gateway.frontends.loads import EngineLoads
 from triptych_gateway.frontends.models import MAX_WAITING_BYTES, ServedModels
 from triptych_gateway.frontends.router import FrontendRouter
 from triptych_gateway.generation.http import until_disconnect

@@ -15,7 +15,7 @@ from triptych.errors import InternalError, ServiceUnavailableError
 from triptych.v1 import common_pb2, encoder_pb2, engine_pb2, generation_pb2
 from triptych_gateway.access import audit
 from triptych_gateway.app import create_app
-from triptych_gateway.frontends import engine_loads
+from triptych_gateway.frontends.loads import _MAX_AGE_S
 from triptych_gateway.settings import GatewaySettings
 
 from support.fakes.collector import refusing
@@ -172,7 +172,7 @@ async def two_engines() -> Run:
     async with gateway_client(frontend) as client:
         snapshots = [await seen(client)]
         tell(quiet, quiet)
-        await asyncio.sleep(engine_loads._MAX_AGE_S)
+        await asyncio.sleep(_MAX_AGE_S)
         snapshots.append(await seen(client))
         tell(busy, busy)
         return Run([*snapshots, await seen(client)])

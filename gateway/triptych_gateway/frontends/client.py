@@ -70,9 +70,7 @@ class FrontendClient:
     """Calls a frontend, and the next one if that is unavailable. Each method raises TriptychError and leaves no call running."""
 
     def __init__(self, pool: Pool[FrontendConnection], router: FrontendRouter, models: ServedModels) -> None:
-        self._pool = pool
-        self._router = router
-        self._models = models
+        self._pool, self._router, self._models = pool, router, models
 
     def fingerprint(self, model: str) -> str | None:
         """OpenAI's system_fingerprint of a model; None if no ready frontend serves it."""
@@ -114,9 +112,7 @@ class FrontendClient:
 
     async def call(self, method: Method[Request, Response], request: Request, request_id: str) -> Response:
         """The answer of a frontend of the model that the request names."""
-        chat: preprocess_pb2.PreprocessRequest | None = request if isinstance(request, preprocess_pb2.PreprocessRequest) else None
-        model = getattr(request, "model", "") if chat is None else chat.chat.model or chat.complete.model
-        return await self._ask(model, method, request, request_id)
+        return await self._ask(model_of(request), method, request, request_id)
 
     async def detokenize_stream(
         self, model: str, requests: AsyncIterator[detokenize_pb2.DetokenizeStreamRequest], request_id: str
@@ -179,18 +175,20 @@ class FrontendClient:
         def call(frontend: FrontendConnection) -> Awaitable[Response]:
             return method.of(frontend)(request, timeout=method.timeout_s, metadata=_metadata(request_id))
 
-        while True:
-            frontend = self._router.choose(model, tried)
-            if frontend is None:
-                if waits and await self._router.until_other(model, tried, error):
-                    continue
-                raise error or self._router.away()
-            tried.add(frontend.instance_id)
+        while (frontend := await self._router.next(model, tried, error, waits=waits)) is not None:
             try:
                 with frontend.in_use():
                     return await answered(call, frontend)
             except ServiceUnavailableError as failure:
                 error = failure
+        raise error or self._router.away()
+
+
+def model_of(request: Message) -> str:
+    """The model that a request of a unary call names."""
+    if isinstance(request, preprocess_pb2.PreprocessRequest):
+        return request.chat.model or request.complete.model
+    return getattr(request, "model", "")
 
 
 def _metadata(request_id: str) -> tuple[tuple[str, str], ...]:

@@ -1,13 +1,63 @@
-"""The loads that several frontends report, as one."""
+"""How busy the engines and encoders behind this gateway are. The frontends know it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from triptych.v1 import generation_pb2
+from triptych.errors import TriptychError
+from triptych.v1 import engine_pb2, generation_pb2
+from triptych_common.cluster.pool import Pool
+from triptych_common.rpc.interceptors import new_request_id
 
+from triptych_gateway.frontends.client import FrontendClient
+from triptych_gateway.frontends.connection import FrontendConnection
+
+#: Age after which the frontends are asked again, in seconds. An endpoint picker may read the metrics twenty times a second.
+_MAX_AGE_S = 0.5
+#: Model -> the loads of its engines.
+ModelLoads = Mapping[str, Sequence[engine_pb2.Load]]
 Load = TypeVar("Load", generation_pb2.EngineLoad, generation_pb2.EncoderLoad)
+
+
+class EngineLoads:
+    """Asks the frontends, at most every `_MAX_AGE_S`, whoever reads."""
+
+    def __init__(self, pool: Pool[FrontendConnection], client: FrontendClient) -> None:
+        self._pool, self._client = pool, client
+        self._asking = asyncio.Lock()
+        self._loads: ModelLoads = {}
+        self._asked_s = -_MAX_AGE_S
+
+    async def read(self) -> ModelLoads:
+        """Model -> the loads of its engines. Empty if no frontend answers."""
+        async with self._asking:
+            if time.monotonic() - self._asked_s >= _MAX_AGE_S:
+                self._loads = await self._ask()
+                self._asked_s = time.monotonic()
+            return self._loads
+
+    async def _ask(self) -> ModelLoads:
+        if not any(frontend.is_connected for frontend in self._pool.connections):
+            return {}
+        try:
+            answers = await self._client.loads(new_request_id())
+        except TriptychError:
+            return {}
+        loads: dict[str, list[engine_pb2.Load]] = {}
+        seen: set[str] = set()
+        for answer in answers:
+            frontend = self._pool.by_instance(answer.instance.id)
+            if frontend is None:
+                continue
+            of_model = loads.setdefault(frontend.model.name, [])
+            for engine in answer.engines:
+                if engine.HasField("load") and engine.instance.id not in seen:
+                    seen.add(engine.instance.id)
+                    of_model.append(engine.load)
+        return loads
 
 
 def merged_loads(loads: Sequence[generation_pb2.GetLoadResponse]) -> generation_pb2.GetLoadResponse:

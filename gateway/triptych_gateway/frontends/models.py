@@ -96,9 +96,6 @@ class ServedModels:
         await self._pool.until_tried()
         if model not in self.names:
             await self._pool.until_tried(all_of_them=True)
-        self._check(model)
-
-    def _check(self, model: str) -> None:
         names = self.names
         if not model and len(names) > 1:
             served = _visible(names)

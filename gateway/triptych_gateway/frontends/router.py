@@ -86,14 +86,27 @@ class FrontendRouter:
         own = next((one for one in self._pool.ranked(key) if suits(one)), least)
         return least if own.is_doubtful or own.load > _MAX_STICKY_LOAD + 2 * least.load else own
 
-    async def until_other(self, model: str, tried: set[str], error: TriptychError | None) -> bool:
-        """Wait for a frontend that was not tried, if one was there a moment ago. Returns whether there is one.
+    async def next(
+        self,
+        model: str,
+        tried: set[str],
+        error: TriptychError | None,
+        calls: Sequence[FrontendCall] = (),
+        *,
+        waits: bool = True,
+    ) -> FrontendConnection | None:
+        """Choose a frontend, and add it to those that were tried. None if there is none.
 
         Args:
             error: why the last one did not do.
+            waits: for a frontend that was not tried, if one was there a moment ago.
         """
-        left_s = self._grace_left_s(model, tried, error)
-        return left_s > 0 and await self._pool.until(lambda: self.choose(model, tried) is not None, left_s)
+        while (frontend := self.choose(model, tried, calls)) is None:
+            left_s = self._grace_left_s(model, tried, error) if waits else 0.0
+            if left_s <= 0 or not await self._pool.until(lambda: self.choose(model, tried) is not None, left_s):
+                return None
+        tried.add(frontend.instance_id)
+        return frontend
 
     def _grace_left_s(self, model: str, tried: set[str], error: TriptychError | None) -> float:
         return self._pool.grace_left_s(tried, error, lambda frontend: frontend.serves(model))
@@ -109,13 +122,7 @@ class FrontendRouter:
             task.cancel()
         await asyncio.gather(*self._placing, return_exceptions=True)
 
-    async def _place(
-        self,
-        mailbox: Calls,
-        context: common_pb2.CallContext,
-        tried: set[str],
-        error: TriptychError | None,
-    ) -> None:
+    async def _place(self, mailbox: Calls, context: common_pb2.CallContext, tried: set[str], error: TriptychError | None) -> None:
         """Send the calls to a frontend. If none is left, fail them with the error of the last one that was tried."""
         try:
             requests = [call.request for call in mailbox.calls]
@@ -123,15 +130,13 @@ class FrontendRouter:
         except TriptychError as failure:
             mailbox.fail(failure)
         while not mailbox.is_closed:
-            frontend = self.choose(mailbox.model, tried, mailbox.calls)
-            if frontend is None and await self.until_other(mailbox.model, tried, error):
-                continue
+            frontend = await self.next(mailbox.model, tried, error, mailbox.calls)
             if frontend is None:
                 mailbox.fail(error or self.away())
                 return
             if error is not None:
                 log.info("a request goes to the frontend at %s: %s", frontend.address, error)
-            tried.add(instance_id := frontend.instance_id)
+            instance_id = frontend.instance_id
             frontend.num_coming += 1
             try:
                 for call in mailbox.calls:

@@ -30,9 +30,8 @@ from triptych_common.rpc.server import bind
 
 from triptych_gateway.connections.http_protocol import HEADER_TIMEOUT_S, max_grpc_connections
 from triptych_gateway.connections.https import Https
-from triptych_gateway.rpc.generation import GenerationServicer
 from triptych_gateway.rpc.interceptor import GatewayInterceptor
-from triptych_gateway.rpc.stages import StagesServicer
+from triptych_gateway.rpc.servicer import GatewayServicer
 from triptych_gateway.state import Gateway
 
 log = logging.getLogger(__name__)
@@ -63,17 +62,17 @@ class GrpcServer:
         self._instance = common_pb2.Instance(
             id=secrets.token_hex(8), service="gateway", version=__version__, state=common_pb2.SERVER_STATE_SERVING
         )
-        self._generation = GenerationServicer(gateway, self._instance)
+        self._servicer = GatewayServicer(gateway, self._instance)
         self._stopping: asyncio.Task[None] | None = None
 
     def listen(self) -> int:
         """Take the port. Calls wait until `start`. Returns the actual port. Raises StartupError if it is taken."""
-        settings, stages = self._gateway.settings, StagesServicer(self._gateway, self._generation.put_files)
+        settings = self._gateway.settings
         interceptor = GatewayInterceptor(self._gateway, _request_classes())
         self._server = server = grpc.aio.server(interceptors=[interceptor], options=_options(settings.max_body_bytes))
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._generation, server)
-        preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server(stages, server)
-        detokenize_pb2_grpc.add_DetokenizeServiceServicer_to_server(stages, server)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, server)
+        preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server(self._servicer, server)
+        detokenize_pb2_grpc.add_DetokenizeServiceServicer_to_server(self._servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         names = [*(service.full_name for service in _SERVICES), health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
         reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
@@ -98,7 +97,7 @@ class GrpcServer:
         self._following.cancel()
         await self._health.set_ready(False)
         await self._server.stop(grace_s)
-        self._generation.uploads.close()
+        self._servicer.uploads.close()
 
     async def _follow_readiness(self) -> None:
         """Tell by the health service whether a frontend is ready, as /ready does."""

@@ -1,21 +1,21 @@
-"""GenerationService at the gateway: each call goes to a frontend of its model."""
+"""The services at the gateway: each call goes to a frontend of its model."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
-from triptych.errors import UnimplementedError
-from triptych.v1 import common_pb2, generation_pb2
+from triptych.errors import InvalidRequestError, TriptychError, UnimplementedError
+from triptych.v1 import common_pb2, detokenize_pb2, detokenize_pb2_grpc, generation_pb2, preprocess_pb2, preprocess_pb2_grpc
 from triptych_common.media.uploads import Uploads
 from triptych_common.rpc.generation import GenerationCalls, Request, Responses
 
 from triptych_gateway.body_budget import BodyHold
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
-from triptych_gateway.frontends.client import CLASSIFY, EMBED, SCORE, Method
+from triptych_gateway.frontends.client import CLASSIFY, DETOKENIZE, EMBED, PREPROCESS, SCORE, TOKENIZE, Method, model_of
 from triptych_gateway.frontends.loads import merged_loads
 from triptych_gateway.rpc.call import Call, call_var
 from triptych_gateway.state import Gateway, call_context_of
@@ -23,11 +23,12 @@ from triptych_gateway.tracing import note_call
 from triptych_gateway.wire.cost import Cost
 
 Context = grpc.aio.ServicerContext
-PoolingRequest = TypeVar("PoolingRequest", generation_pb2.EmbedRequest, generation_pb2.ScoreRequest, generation_pb2.ClassifyRequest)
-Pooled = TypeVar("Pooled", generation_pb2.EmbedResponse, generation_pb2.ScoreResponse, generation_pb2.ClassifyResponse)
+Response = TypeVar("Response")
 
 
-class GenerationServicer(GenerationCalls):
+class GatewayServicer(
+    GenerationCalls, preprocess_pb2_grpc.PreprocessServiceServicer, detokenize_pb2_grpc.DetokenizeServiceServicer
+):
     """All methods but Session, which carries the calls of a gateway.
 
     Args:
@@ -81,27 +82,43 @@ class GenerationServicer(GenerationCalls):
         meter.finished(cost, ends)
 
     async def Embed(self, request: generation_pb2.EmbedRequest, context: Context) -> generation_pb2.EmbedResponse:
-        return await self._pool(EMBED, request)
+        return await self._ask(EMBED, request)
 
     async def Score(self, request: generation_pb2.ScoreRequest, context: Context) -> generation_pb2.ScoreResponse:
-        return await self._pool(SCORE, request)
+        return await self._ask(SCORE, request)
 
     async def Classify(self, request: generation_pb2.ClassifyRequest, context: Context) -> generation_pb2.ClassifyResponse:
-        return await self._pool(CLASSIFY, request)
+        return await self._ask(CLASSIFY, request)
 
-    async def _pool(self, method: Method[PoolingRequest, Pooled], request: PoolingRequest) -> Pooled:
-        call = call_var.get()
-        call.use_model(request.model)
-        # What the client says of itself does not count.
-        request.context.CopyFrom(call_context_of(call.tenant))
-        note_call(method.operation, request.model)
-        await call.grant.admit_pooling(request)
-        self.put_files(call)
-        response = await self._gateway.frontend.call(method, request, call.record.request_id)
-        self._gateway.metrics.pooled(call.record, response.usage)
+    async def Preprocess(self, request: preprocess_pb2.PreprocessRequest, context: Context) -> preprocess_pb2.PreprocessResponse:
+        if request.WhichOneof("input") is None:
+            raise InvalidRequestError("an input is needed: chat or complete", field="input")
+        return await self._ask(PREPROCESS, request)
+
+    async def Tokenize(self, request: preprocess_pb2.TokenizeRequest, context: Context) -> preprocess_pb2.TokenizeResponse:
+        return await self._ask(TOKENIZE, request)
+
+    async def Detokenize(self, request: detokenize_pb2.DetokenizeRequest, context: Context) -> detokenize_pb2.DetokenizeResponse:
+        return await self._ask(DETOKENIZE, request)
+
+    async def _ask(self, method: Method[Any, Response], request: Any) -> Response:
+        """The answer of a frontend to a unary call."""
+        call, gateway = call_var.get(), self._gateway
+        model = model_of(request)
+        call.use_model(model)
+        if "context" in request.DESCRIPTOR.fields_by_name:
+            # What the client says of itself does not count.
+            request.context.CopyFrom(call_context_of(call.tenant))
+        if method.operation:
+            note_call(method.operation, model)
+            await call.grant.admit_pooling(request)
+        self._put_files(call)
+        response: Any = await gateway.frontend.call(method, request, call.record.request_id)
+        if method.operation:
+            gateway.metrics.pooled(call.record, response.usage)
         return response
 
-    def put_files(self, call: Call) -> None:
+    def _put_files(self, call: Call) -> None:
         """Put the files of a call into its request, uploaded ones too, where a frontend has no other way to take them."""
         files, uploaded = self._files_of(call)
         for item, content in files:
@@ -131,6 +148,36 @@ class GenerationServicer(GenerationCalls):
     ) -> AsyncIterator[generation_pb2.GenerationServiceSessionResponse]:
         raise UnimplementedError("Session is between a gateway and its frontends; call ChatStream or CompleteStream here")
         yield
+
+    async def DetokenizeStream(
+        self, request_iterator: AsyncIterator[detokenize_pb2.DetokenizeStreamRequest], context: Context
+    ) -> AsyncIterator[detokenize_pb2.DetokenizeStreamResponse]:
+        call = call_var.get()
+        first = await anext(request_iterator, None)
+        if first is None:
+            yield detokenize_pb2.DetokenizeStreamResponse()
+            return
+        call.use_model(first.model)
+        failure: TriptychError | None = None
+
+        async def requests() -> AsyncIterator[detokenize_pb2.DetokenizeStreamRequest]:
+            nonlocal failure
+            yield first
+            try:
+                async for request in request_iterator:
+                    yield request
+            except TriptychError as error:
+                # gRPC would end the call without saying why.
+                failure = error
+
+        texts = self._gateway.frontend.detokenize_stream(first.model, requests(), call.record.request_id)
+        async with aclosing(texts):
+            async for text in texts:
+                if failure is not None:
+                    break
+                yield text
+        if failure is not None:
+            raise failure
 
     async def ListModels(self, request: generation_pb2.ListModelsRequest, context: Context) -> generation_pb2.ListModelsResponse:
         return generation_pb2.ListModelsResponse(models=await self._models())
