@@ -12,13 +12,11 @@ from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.engines.connection import EngineConnection
 from triptych_frontend.generation.statistics import CallStatistics
-from triptych_frontend.media.aliases import UuidAliases
-from triptych_frontend.media.budget import MediaBudget
-from triptych_frontend.media.fetch import MediaFetcher
+from triptych_frontend.media.preparer import MediaPreparer
 
 _PREFIX = "triptych_frontend"
 _TIERS = ("local", "shared", "joined", "miss")
-#: From the mildest fallback to the last, see encoders.client and generation.media_call.
+#: From the mildest fallback to the last, see encoders.client and generation.sequences.media_call.
 _FALLBACKS = ("same_encoder", "other_encoder", "again", "resubmitted", "failed")
 
 
@@ -30,9 +28,7 @@ class FrontendMetrics:
     engines: Pool[EngineConnection]
     encoders: EncoderPool
     encoder_client: EncoderClient
-    aliases: UuidAliases
-    budget: MediaBudget
-    fetcher: MediaFetcher
+    media: MediaPreparer
 
     def families(self) -> list[Metric]:
         """All metrics of the frontend."""
@@ -58,7 +54,7 @@ class FrontendMetrics:
         ]
 
     def _media(self) -> list[Metric]:
-        counts, fetcher = self.encoder_client.counts, self.fetcher
+        counts, fetcher = self.encoder_client.counts, self.media.fetcher
         tiers, fallbacks = ({name: counts[name] for name in names} for names in (_TIERS, _FALLBACKS))
         seconds = self.encoder_client.seconds
         return [
@@ -68,6 +64,6 @@ class FrontendMetrics:
             labelled_counter(f"{_PREFIX}_media_fallbacks", "Attempts after the first for media.", "step", fallbacks),
             labelled_histogram(f"{_PREFIX}_media_fetch_seconds", "Fetches of media by URL.", "scheme", fetcher.seconds),
             labelled_counter(f"{_PREFIX}_media_fetch_failures", "Fetches that failed.", "scheme", fetcher.num_failures),
-            gauge(f"{_PREFIX}_media_live_bytes", "Bytes of media files that live calls hold.", self.budget.used_bytes),
-            counter(f"{_PREFIX}_media_uuid_corrections", "Names that came with other bytes.", self.aliases.num_corrections),
+            gauge(f"{_PREFIX}_media_live_bytes", "Bytes of media files that live calls hold.", self.media.budget.used_bytes),
+            counter(f"{_PREFIX}_media_uuid_corrections", "Names that came with other bytes.", self.media.aliases.num_corrections),
         ]

@@ -57,7 +57,7 @@ from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.prompt.chat_template import ChatTemplate
 from triptych_frontend.prompt.preprocess import Preprocessor
 from triptych_frontend.rpc.load import load_of
-from triptych_frontend.rpc.servicers import DetokenizeServicer, GenerationServicer, PreprocessServicer
+from triptych_frontend.rpc.servicers import GenerationServicer, StageServicer
 from triptych_frontend.served_model import ServedModel
 from triptych_frontend.settings import FrontendSettings
 from triptych_frontend.tokens.tokenizer import Tokenizer
@@ -120,16 +120,10 @@ class Frontend:
         files = model_info(path, name, settings.max_model_len)
         self._encoders = EncoderPool(settings.encoder_addresses if expander is not None else (), files, tls=self._tls)
         self._encoder_client = EncoderClient(self._encoders, settings.encode_timeout_s, tracer)
-        self._fetcher = MediaFetcher(settings)
-        self._media = MediaPreparer(expander, self._fetcher, settings, self._encoders, why_text_only, tracer)
+        self._media = MediaPreparer(expander, MediaFetcher(settings), settings, self._encoders, why_text_only, tracer)
         vocab_size = self._model.info.vocab_size
-        tools, reasoning = choose_formats(
-            template.source or "",
-            template.tool_source if template.takes_tools else None,
-            self._tokenizer,
-            settings.tool_call_parser,
-            settings.reasoning_parser,
-        )
+        tool_source = template.tool_source if template.takes_tools else None
+        tools, reasoning = choose_formats(template.source or "", tool_source, self._tokenizer, settings)
         if tools is not None:
             template.traits = replace(template.traits, call_ids=tools.call_ids)
         info.capabilities.tools = template.takes_tools and tools is not None
@@ -150,9 +144,7 @@ class Frontend:
         formats = AnswerFormats(self._tokenizer, tools, reasoning)
         self._router = engines = EngineRouter(self._engines)
         statistics = CallStatistics()
-        self._metrics = FrontendMetrics(
-            statistics, self._engines, self._encoders, self._encoder_client, self._media.aliases, self._media.budget, self._fetcher
-        )
+        self._metrics = FrontendMetrics(statistics, self._engines, self._encoders, self._encoder_client, self._media)
         self._generator = Generator(
             self._admission,
             self._model,
@@ -169,7 +161,7 @@ class Frontend:
             Embedder(
                 self._admission,
                 self._model,
-                PoolingInputs(self._preprocessor, self._tokenizer, pooling.prompt if pooling is not None else ""),
+                PoolingInputs(self._preprocessor, self._model, pooling.prompt if pooling is not None else ""),
                 EngineBatches(engines, self._encoder_client, tracer),
                 pooling,
                 statistics,
@@ -182,12 +174,10 @@ class Frontend:
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the servicers to a server."""
-        admission, model, preprocessor = self._admission, self._model, self._preprocessor
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._generation, server)
-        stages = PreprocessServicer(admission, model, preprocessor, self._encoder_client)
+        stages = StageServicer(self._admission, self._model, self._preprocessor, self._encoder_client)
         preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server(stages, server)
-        detokenize = DetokenizeServicer(admission, model, self._tokenizer, preprocessor)
-        detokenize_pb2_grpc.add_DetokenizeServiceServicer_to_server(detokenize, server)
+        detokenize_pb2_grpc.add_DetokenizeServiceServicer_to_server(stages, server)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
@@ -209,7 +199,7 @@ class Frontend:
             for task in (engines, encoders):
                 task.cancel()
             await asyncio.gather(engines, encoders, return_exceptions=True)
-            await self._fetcher.close()
+            await self._media.fetcher.close()
             self._media.close()
             self._preprocessor.close()
 

@@ -42,13 +42,13 @@ class AnswerFormats:
     """
 
     def __init__(self, tokenizer: Tokenizer, tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> None:
-        self._tokenizer = tokenizer
+        #: The tokens of each text that ends the reasoning.
+        self._ends = [tuple(tokenizer.encode_inner(end)) for end in (reasoning.ends if reasoning is not None else ())]
         self._tools = tools
         self._reasoning = reasoning
         #: Without tools, and with them.
         self._tables = FormatTable(reasoning, None), FormatTable(reasoning, tools)
-        special_ids = {token.content: token_id for token_id, token in tokenizer.added_tokens.items() if token.special}
-        self._grammars = [AnswerGrammar(table, special_ids) for table in self._tables]
+        self._grammars = [AnswerGrammar(table, tokenizer.special_ids) for table in self._tables]
 
     def of(self, request: generation_pb2.ChatRequest, tools: ToolOptions, prompt: str) -> AnswerFormat:
         """The format of a request's answers. It compiles no grammar, but may take milliseconds for large schemas.
@@ -69,7 +69,7 @@ class AnswerFormats:
         is_reasoning, is_behind_reasoning = self._is_reasoning(request, prompt)
         prompt_end: tuple[int, ...] = ()
         if is_reasoning and request.reasoning.HasField("max_tokens") and request.reasoning.max_tokens == 0:
-            prompt_end, is_reasoning, is_behind_reasoning = self._end_of_reasoning(), False, True
+            prompt_end, is_reasoning, is_behind_reasoning = min(self._ends, key=len), False, True
         parser = None
         if table.tools is not None or table.reasoning is not None:
             schemas = {tool.name: tool.parameters for tool in tools.allowed}
@@ -125,7 +125,7 @@ class AnswerFormats:
     def _limit(self, request: generation_pb2.ChatRequest, constraint: common_pb2.Constraint | None) -> ReasoningLimit | None:
         if self._reasoning is None or not request.reasoning.HasField("max_tokens"):
             return None
-        end = self._end_of_reasoning()
+        end = min(self._ends, key=len)
         if constraint is not None:
             starts = set(constraint.starts_after_token_ids)
             if not starts:
@@ -137,11 +137,6 @@ class AnswerFormats:
                 )
         return ReasoningLimit(request.reasoning.max_tokens, end)
 
-    def _end_of_reasoning(self) -> tuple[int, ...]:
-        """The tokens that end the reasoning: one, if that is possible."""
-        ends = self._reasoning.ends if self._reasoning is not None else ()
-        return min((tuple(self._tokenizer.encode_inner(end)) for end in ends), key=len)
-
     def _callable(self, request: generation_pb2.ChatRequest, tools: ToolOptions) -> list[CallableTool]:
         fields = {tool.name: f"tools[{index}].parameters_json_schema" for index, tool in enumerate(request.tools)}
         try:
@@ -151,13 +146,10 @@ class AnswerFormats:
 
     def _ends_of_reasoning(self) -> list[int]:
         """The tokens each of which ends the reasoning. Raises InvalidRequestError if there are none."""
-        ends = self._reasoning.ends if self._reasoning is not None else ()
-        ids = [token_ids[0] for end in ends if len(token_ids := self._tokenizer.encode_inner(end)) == 1]
+        ids = [end[0] for end in self._ends if len(end) == 1]
         if not ids:
-            raise InvalidRequestError(
-                "answers cannot be constrained while this model reasons, because no single token ends its reasoning",
-                field="options",
-            )
+            message = "answers cannot be constrained while this model reasons, because no single token ends its reasoning"
+            raise InvalidRequestError(message, field="options")
         return ids
 
 

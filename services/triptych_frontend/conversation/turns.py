@@ -55,11 +55,9 @@ def turns_of(messages: Sequence[generation_pb2.ChatMessage]) -> list[ChatTurn]:
     for index, message in enumerate(messages):
         if message.HasField("tool_call_id") and message.role == "tool" and message.tool_call_id not in names:
             field = f"messages[{index}].tool_call_id"
-            raise InvalidRequestError(
-                f"{field}: no earlier message has a tool call with the id {message.tool_call_id!r}",
-                field=field,
-                value=message.tool_call_id,
-            )
+            call_id = message.tool_call_id
+            reason = f"no earlier message has a tool call with the id {call_id!r}"
+            raise InvalidRequestError(f"{field}: {reason}", field=field, value=call_id)
         turns.append(_turn(message, f"messages[{index}]", names.get(message.tool_call_id)))
         names |= {call.id: call.name for call in message.tool_calls}
     return turns

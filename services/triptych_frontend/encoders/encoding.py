@@ -9,7 +9,7 @@
     encoding.when_told(callback)  # before the report: the encoders' replies may come after the engine's tokens
     encoding.end()                # at the end, also after an error
 
-`generation.media_call` does this for each call with media.
+`generation.sequences.media_call` does this for each call with media.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ class EngineConnection(Connection):
         self._aborts: list[str] = []
         self._sequence_aborts: list[engine_pb2.SequenceId] = []
         self._has_requests = asyncio.Event()
-        self._reported = engine_pb2.Load()
+        #: The load of the engine as of its last step.
+        self.reported_load = engine_pb2.Load()
         #: Sequences that were sent since the engine last reported its load.
         self._num_unreported = 0
         #: Requests of unary calls in flight.
@@ -64,12 +65,8 @@ class EngineConnection(Connection):
     @property
     def load(self) -> int:
         """Sequences that run or wait in the engine, including those of other frontends."""
-        return self._reported.num_running + self._reported.num_waiting + self._num_unreported + self._num_pooling
-
-    @property
-    def reported_load(self) -> engine_pb2.Load:
-        """The load of the engine as of its last step."""
-        return self._reported
+        reported = self.reported_load
+        return reported.num_running + reported.num_waiting + self._num_unreported + self._num_pooling
 
     @property
     def is_idle(self) -> bool:
@@ -135,7 +132,7 @@ class EngineConnection(Connection):
             if not isinstance(first, engine_pb2.SessionResponse):  # grpc.aio.EOF
                 return "it ended the session at once"
             self.check_fingerprint(first.model, self._expected)
-            self._reported, self._num_unreported = first.load, 0
+            self.reported_load, self._num_unreported = first.load, 0
             self.connected(first.instance, first.model)
             sender = asyncio.create_task(self._send(session), name="engine session sender")
             while isinstance(response := await session.read(), engine_pb2.SessionResponse):
@@ -159,7 +156,7 @@ class EngineConnection(Connection):
 
     def _dispatch(self, response: engine_pb2.SessionResponse) -> None:
         if response.HasField("load"):
-            self._reported, self._num_unreported = response.load, 0
+            self.reported_load, self._num_unreported = response.load, 0
         if response.going_away:  # first: what is refused because of it must not come back
             self.goes_away()
         for output in response.outputs:

@@ -46,7 +46,6 @@ class EngineCall:
         self._listener = listener
         self._first_index = first_index
         self.request = request
-        self._request_id = request.request_id
         #: Indices of the sequences that have not ended.
         self._live = set(range(request.n or 1))
         self._connection: EngineConnection | None = None
@@ -69,15 +68,15 @@ class EngineCall:
         self._aborted.add(index)
         if self._connection is not None:
             if self._live == {index}:
-                self._connection.abort(self._request_id)
+                self._connection.abort(self.request.request_id)
             else:
-                self._connection.abort_sequence(self._request_id, index)
+                self._connection.abort_sequence(self.request.request_id, index)
 
     def close(self) -> None:
         """End all live sequences, and stop listening. May be called twice."""
         if self._live and self._connection is not None:
-            self._connection.forget(self._request_id)
-            self._connection.abort(self._request_id)
+            self._connection.forget(self.request.request_id)
+            self._connection.abort(self.request.request_id)
             self._connection.breaker.ended(self._generation)
         self._live.clear()
         if self.waiting is not None:
@@ -89,7 +88,7 @@ class EngineCall:
         self._generation, self._has_reported = connection.breaker.begin(), False
         connection.send(self)
         for index in self._live & self._aborted:
-            connection.abort_sequence(self._request_id, index)
+            connection.abort_sequence(self.request.request_id, index)
 
     @property
     def is_live(self) -> bool:
@@ -142,7 +141,7 @@ class EngineCall:
     def _end(self, index: int) -> None:
         self._live.discard(index)
         if not self._live and self._connection is not None:
-            self._connection.forget(self._request_id)
+            self._connection.forget(self.request.request_id)
 
     def _sent_elsewhere(self, error: TriptychError) -> bool:
         """Hand the request to another engine, if it has no output yet and another engine is available, or will be in a moment."""
@@ -153,9 +152,9 @@ class EngineCall:
         if self._router.choose(self.request, self.tried) is None and self._router.grace_left_s(self.tried, error) <= 0:
             return False
         log.info("the engine at %s did not take a request (%s); another one gets it", lost.address, error)
-        lost.forget(self._request_id)
+        lost.forget(self.request.request_id)
         if len(self._live) > 1:  # the engine may have accepted some of the sequences
-            lost.abort(self._request_id)
+            lost.abort(self.request.request_id)
         self._connection = None
         self._router.send(self, error)
         return True
@@ -195,11 +194,8 @@ class EngineRouter:
         """
         # Such a message would fail the session, and with it all other calls.
         if (num_bytes := request.ByteSize()) > MAX_ADD_BYTES:
-            raise InvalidRequestError(
-                f"the request, encoded for the engine, may have at most {MAX_ADD_BYTES} bytes; it has {num_bytes}",
-                limit=MAX_ADD_BYTES,
-                value=num_bytes,
-            )
+            message = f"the request, encoded for the engine, may have at most {MAX_ADD_BYTES} bytes; it has {num_bytes}"
+            raise InvalidRequestError(message, limit=MAX_ADD_BYTES, value=num_bytes)
         call = EngineCall(self, request, listener, first_index)
         if self.choose(request) is None and self.grace_left_s() <= 0:
             raise self._pool.none_left()

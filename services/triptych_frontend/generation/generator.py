@@ -21,7 +21,6 @@ from triptych_frontend.generation.admission import Admission
 from triptych_frontend.generation.call import Generation
 from triptych_frontend.generation.call_trace import CallTrace
 from triptych_frontend.generation.choice import Choice
-from triptych_frontend.generation.preparation.options import BeamOptions
 from triptych_frontend.generation.preparation.prepare import CallPreparer, PreparedCall, Request
 from triptych_frontend.generation.sampling import max_output_tokens
 from triptych_frontend.generation.sequences.beam_search import BeamSearch
@@ -118,7 +117,9 @@ class Generator:
         try:
             await self.engines.until_there()
             if call.beams is not None:
-                generation.attach(self._beam_search(call, call.beams, request, generation))
+                sampling, max_tokens = call.params.sampling, self._max_tokens(call)
+                ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else self._eos_token_ids)
+                generation.attach(BeamSearch(self.engines, request, generation, call.beams, call.num_best, max_tokens, ends))
             elif call.prompt.media:
                 media = await MediaCall.start(self.engines, self.encoders, call.prompt, request, generation, keeps_request)
                 generation.attach(media, media)
@@ -154,12 +155,3 @@ class Generator:
         num_prompt_tokens, params = len(call.prompt.token_ids), call.params
         limit, is_clamped = self.model.info.max_model_len, params.options.clamp_max_tokens
         return max_output_tokens(params.sampling, num_prompt_tokens, limit, call.prompt_field, is_clamped)
-
-    def _beam_search(
-        self, call: PreparedCall, beams: BeamOptions, request: engine_pb2.EngineRequest, generation: Generation
-    ) -> BeamSearch:
-        sampling = call.params.sampling
-        stop_token_ids = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else self._eos_token_ids)
-        search = BeamSearch(self.engines, request, generation, beams, call.num_best, self._max_tokens(call), stop_token_ids)
-        search.start()
-        return search

@@ -136,12 +136,8 @@ def max_output_tokens(
     if is_clamped and asked is not None and asked > left:
         asked = None
     if left < 0 or (asked is None and left == 0):
-        raise ContextLengthError(
-            f"the prompt has {num_prompt_tokens} tokens, and the model's context is {max_model_len} tokens, output included",
-            field=prompt_field,
-            limit=max_model_len,
-            value=num_prompt_tokens,
-        )
+        message = f"the prompt has {num_prompt_tokens} tokens, and the model's context is {max_model_len} tokens, output included"
+        raise ContextLengthError(message, field=prompt_field, limit=max_model_len, value=num_prompt_tokens)
     if asked is None:
         return left
     if asked > left:
@@ -164,12 +160,8 @@ def _check_ranges(sampling: common_pb2.SamplingParams) -> None:
     for token_id, bias in () if is_fair else sampling.logit_bias.items():
         check_range(f"{_FIELD}.logit_bias[{token_id}]", bias, -_MAX_LOGIT_BIAS, _MAX_LOGIT_BIAS)
     if sampling.HasField("max_tokens") and sampling.min_tokens > sampling.max_tokens:
-        raise InvalidRequestError(
-            f"min_tokens must not be more than max_tokens ({sampling.max_tokens}); given: {sampling.min_tokens}",
-            field=f"{_FIELD}.min_tokens",
-            limit=sampling.max_tokens,
-            value=sampling.min_tokens,
-        )
+        message = f"min_tokens must not be more than max_tokens ({sampling.max_tokens}); given: {sampling.min_tokens}"
+        raise InvalidRequestError(message, field=f"{_FIELD}.min_tokens", limit=sampling.max_tokens, value=sampling.min_tokens)
 
 
 def _check_tokens(sampling: common_pb2.SamplingParams, vocab_size: int) -> None:
@@ -197,12 +189,8 @@ def _check_bad_sequences(sampling: common_pb2.SamplingParams, vocab_size: int) -
 def _check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
     for token_id in token_ids if max(token_ids, default=0) >= vocab_size else ():
         if token_id >= vocab_size:
-            raise InvalidRequestError(
-                f"token ids in {field} must be below the vocabulary's size of {vocab_size}; given: {token_id}",
-                field=field,
-                limit=vocab_size - 1,
-                value=token_id,
-            )
+            message = f"token ids in {field} must be below the vocabulary's size of {vocab_size}; given: {token_id}"
+            raise InvalidRequestError(message, field=field, limit=vocab_size - 1, value=token_id)
 
 
 def _stop_strings(stop: Iterable[str]) -> tuple[str, ...]:

@@ -83,10 +83,7 @@ class CallMeter:
 
     def failed(self, error: BaseException) -> None:
         """The call has ended with an error, or was cancelled."""
-        self.ended(_outcome(error))
-
-
-def _outcome(error: BaseException) -> str:
-    if isinstance(error, TriptychError):
-        return error.reason or "UNKNOWN"
-    return "cancelled" if isinstance(error, asyncio.CancelledError) else InternalError.reason
+        if isinstance(error, TriptychError):
+            self.ended(error.reason or "UNKNOWN")
+        else:
+            self.ended("cancelled" if isinstance(error, asyncio.CancelledError) else InternalError.reason)

@@ -37,11 +37,7 @@ class MediaBudget:
     async def reserve(self, tenant: str, num_bytes: int) -> MediaHold:
         """Wait for the memory of an upload. The tenants share one budget."""
         hold = self.hold()
-        try:
-            await hold.take_when_free(num_bytes, "data", _UPLOAD_WAIT_S)
-        except BaseException:
-            hold.release()
-            raise
+        await hold.take_when_free(num_bytes, "data", _UPLOAD_WAIT_S)
         return hold
 
     def make_room(self, num_bytes: int) -> None:

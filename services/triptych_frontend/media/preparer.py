@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from triptych.errors import InvalidRequestError, ServiceUnavailableError
@@ -45,6 +47,7 @@ class KnowsEncoders(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class MediaPreparer:
     """Fetches and inspects the media of a request, and computes their keys.
 
@@ -54,21 +57,15 @@ class MediaPreparer:
         encoders: give the embedding fingerprint that keys depend on.
     """
 
-    def __init__(
-        self,
-        expander: PlaceholderExpander | None,
-        fetcher: MediaFetcher,
-        settings: FrontendSettings,
-        encoders: KnowsEncoders,
-        why_text_only: str = "this model takes text only",
-        tracer: Tracer = OFF,
-    ) -> None:
-        self._expander = expander
-        self._fetcher = fetcher
-        self._settings = settings
-        self._encoders = encoders
-        self._why_text_only = why_text_only
-        self._tracer = tracer
+    expander: PlaceholderExpander | None
+    fetcher: MediaFetcher
+    settings: FrontendSettings
+    encoders: KnowsEncoders
+    why_text_only: str = "this model takes text only"
+    tracer: Tracer = OFF
+
+    def __post_init__(self) -> None:
+        settings = self.settings
         self._limits = settings.media_limits
         self.aliases = UuidAliases(settings.max_media_aliases)
         self.budget = MediaBudget(settings.max_live_media_bytes)
@@ -107,34 +104,31 @@ class MediaPreparer:
 
     async def _until_encoders(self, field: str) -> None:
         try:
-            await self._encoders.until_some()
+            await self.encoders.until_some()
         except ServiceUnavailableError as error:
             message = f"{field}: {error.message}"
             raise ServiceUnavailableError(message, field=field, retry_after_s=error.retry_after_s) from error
 
     def _checked(self, items: Sequence[tuple[str, common_pb2.MediaItem]]) -> list[MediaInput]:
-        if self._expander is None:
+        if self.expander is None:
             field, item = items[0]
             name = MODALITY_NAMES.get(item.modality, "media")
-            raise InvalidRequestError(f"{self._why_text_only}, and {field} is {name}", field=field, limit="text", value=name)
-        limit = self._settings.max_media_items
+            raise InvalidRequestError(f"{self.why_text_only}, and {field} is {name}", field=field, limit="text", value=name)
+        limit = self.settings.max_media_items
         if len(items) > limit:
-            raise InvalidRequestError(
-                f"at most {limit} media items are taken per request (max_media_items); given: {len(items)}",
-                field=items[limit][0],
-                limit=limit,
-                value=len(items),
-            )
+            message = f"at most {limit} media items are taken per request (max_media_items); given: {len(items)}"
+            raise InvalidRequestError(message, field=items[limit][0], limit=limit, value=len(items))
         inputs, given, used = [], {}, set[str]()
+        counts = Counter(item.modality for _, item in items)
         for field, item in items:
-            self._check_modality(self._expander, field, item.modality, items)
+            _check_modality(self.expander, field, item.modality, counts[item.modality])
             check_count(f"{field}.uuid", len(item.uuid), _MAX_UUID_CHARS, "characters")
             all_options = _options(item, field)
-            options, names = self._expander.options_for(item.modality, all_options, f"{field}.processor_options")
+            options, names = self.expander.options_for(item.modality, all_options, f"{field}.processor_options")
             if item.HasField("detail"):
                 # Options that the client names itself are more specific.
-                options = self._expander.detail_options(item.modality, item.detail, f"{field}.detail") | options
-            check_option_numbers(options, self._settings.max_image_pixels, f"{field}.processor_options")
+                options = self.expander.detail_options(item.modality, item.detail, f"{field}.detail") | options
+            check_option_numbers(options, self.settings.max_image_pixels, f"{field}.processor_options")
             given.update(dict.fromkeys(all_options, field))
             used |= names
             inputs.append(MediaInput(item, field, options))
@@ -145,25 +139,6 @@ class MediaPreparer:
             raise InvalidRequestError(message, field=field, value=unused)
         return inputs
 
-    def _check_modality(
-        self,
-        expander: PlaceholderExpander,
-        field: str,
-        modality: common_pb2.Modality,
-        items: Sequence[tuple[str, common_pb2.MediaItem]],
-    ) -> None:
-        if modality == common_pb2.MODALITY_UNSPECIFIED:
-            raise refusal(f"{field}.modality", "must be set")
-        if modality not in expander.modalities:
-            known = ", ".join(["text", *sorted(MODALITY_NAMES[one] for one in expander.modalities)])
-            name = MODALITY_NAMES.get(modality, f"of modality {modality}")
-            raise InvalidRequestError(f"this model takes {known}, and {field} is {name}", field=field, limit=known, value=name)
-        limit = expander.max_items(modality)
-        count = sum(item.modality == modality for _, item in items)
-        if limit is not None and count > limit:
-            message = f"this model takes at most {limit} {MODALITY_NAMES[modality]} per request; given: {count}"
-            raise InvalidRequestError(message, field=field, limit=limit, value=count)
-
     async def _prepare_one(self, media: MediaInput, principal: Principal, tenant_salt: str, hold: MediaHold) -> PreparedMedia:
         content = await self._content(media, principal, hold)
         if content is None:
@@ -172,12 +147,12 @@ class MediaPreparer:
             known = await self._run(lambda: self._inspect(content, media))
             if media.item.uuid:
                 self.aliases.learn(tenant_salt, media.item.uuid, known)
-        assert self._expander is not None  # noqa: S101 - see _checked
-        expander = self._expander
+        assert self.expander is not None  # noqa: S101 - see _checked
+        expander = self.expander
         expansion = await self._run(lambda: expander.expand(known.header, media.options, media.field))
         options_json = canonical_options(media.options)
         key = media_key_of_hash(
-            self._encoders.embedding_fingerprint(), known.modality, known.content_hash, options_json, tenant_salt
+            self.encoders.embedding_fingerprint(), known.modality, known.content_hash, options_json, tenant_salt
         )
         return PreparedMedia(known.modality, key, MediaFile(content), media.options, expansion, media.field, tenant_salt)
 
@@ -185,7 +160,7 @@ class MediaPreparer:
         """The raw file. None if the client sent only a uuid."""
         item, kind = media.item, media.item.WhichOneof("source")
         if kind == "data":
-            check_count(media.field, len(item.data), self._settings.max_media_bytes, "bytes")
+            check_count(media.field, len(item.data), self.settings.max_media_bytes, "bytes")
             hold.take(len(item.data), media.field)
             return item.data
         if kind == "upload_id":
@@ -194,8 +169,8 @@ class MediaPreparer:
             hold.take(len(content), media.field)
             return content
         if kind == "url":
-            with self._tracer.part(f"fetch {MODALITY_NAMES[item.modality]}", SpanKind.CLIENT) as span:
-                content = await self._fetcher.fetch(
+            with self.tracer.part(f"fetch {MODALITY_NAMES[item.modality]}", SpanKind.CLIENT) as span:
+                content = await self.fetcher.fetch(
                     item.url, item.modality, media.field, lambda num_bytes: hold.take(num_bytes, media.field), principal.tenant
                 )
                 if span is not None:  # of the address nothing is noted: it may hold a key
@@ -227,3 +202,17 @@ def _options(item: common_pb2.MediaItem, field: str) -> dict[str, Any]:
         return from_struct(item.processor_options)
     except ValueError as error:
         raise refusal(field, str(error)) from error
+
+
+def _check_modality(expander: PlaceholderExpander, field: str, modality: common_pb2.Modality, count: int) -> None:
+    """Refuse an item that the model does not take beside the others: `count` of its modality."""
+    if modality == common_pb2.MODALITY_UNSPECIFIED:
+        raise refusal(f"{field}.modality", "must be set")
+    if modality not in expander.modalities:
+        known = ", ".join(["text", *sorted(MODALITY_NAMES[one] for one in expander.modalities)])
+        name = MODALITY_NAMES.get(modality, f"of modality {modality}")
+        raise InvalidRequestError(f"this model takes {known}, and {field} is {name}", field=field, limit=known, value=name)
+    limit = expander.max_items(modality)
+    if limit is not None and count > limit:
+        message = f"this model takes at most {limit} {MODALITY_NAMES[modality]} per request; given: {count}"
+        raise InvalidRequestError(message, field=field, limit=limit, value=count)

@@ -65,6 +65,7 @@ class Prompt(TokenizedPrompt):
             self.hold.release()
 
 
+@dataclass(eq=False)
 class Preprocessor:
     """Renders, tokenizes and decodes in `num_tokenizer_threads` threads.
 
@@ -74,24 +75,17 @@ class Preprocessor:
         can_reason: the model tells reasoning apart from its answer.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
-        settings: FrontendSettings,
-        vocab_size: int,
-        media: MediaPreparer,
-        can_reason: bool = False,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._template = template
-        self._settings = settings
-        self._vocab_size = vocab_size
-        self._media = media
-        self._raw = RawPrompts(tokenizer, template.placeholders, template.embed_token_ids)
-        self._can_reason = can_reason
-        self._pool = ThreadPoolExecutor(settings.num_tokenizer_threads, thread_name_prefix="tokenizer")
-        self.constraints = ConstraintChecker(tokenizer, vocab_size, self._pool)
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    settings: FrontendSettings
+    vocab_size: int
+    media: MediaPreparer
+    can_reason: bool = False
+
+    def __post_init__(self) -> None:
+        self._raw = RawPrompts(self.tokenizer, self.template.placeholders, self.template.embed_token_ids)
+        self._pool = ThreadPoolExecutor(self.settings.num_tokenizer_threads, thread_name_prefix="tokenizer")
+        self.constraints = ConstraintChecker(self.tokenizer, self.vocab_size, self._pool)
 
     def close(self) -> None:
         """Release the threads."""
@@ -119,16 +113,16 @@ class Preprocessor:
         read = partial(self._read, request)
         turns, tools, items, variables = read() if _is_short(request) else await self.run(read)
         add_generation_prompt, continue_final_message = prompt_end(request, turns[-1])
-        hold = self._media.budget.hold()
+        hold = self.media.budget.hold()
         with contextlib.ExitStack() as on_error:
             on_error.callback(hold.release)
-            media = await self._media.prepare(items, principal, request.options.cache_salt, hold) if items else []
+            media = await self.media.prepare(items, principal, request.options.cache_salt, hold) if items else []
             expansions = [(item.modality, item.expansion) for item in media]
 
             def render(kept: list[ChatTurn], is_left: Sequence[bool]) -> Awaitable[TokenizedPrompt]:
                 left = list(compress(expansions, is_left))
                 return self._render(
-                    lambda: self._template.render(
+                    lambda: self.template.render(
                         kept, variables, add_generation_prompt, continue_final_message, left, tools.rendered
                     )
                 )
@@ -153,7 +147,7 @@ class Preprocessor:
         turns, tools = turns_of(request.messages), tool_options(request)
         num_chars = sum(turn.num_chars for turn in turns) + sum(tool.ByteSize() for tool in request.tools)
         self.check_length(num_chars + request.template_kwargs.ByteSize(), "messages")
-        variables = reasoning_variables(request.reasoning, self._can_reason, self._template.variables)
+        variables = reasoning_variables(request.reasoning, self.can_reason, self.template.variables)
         variables |= _template_variables(request.template_kwargs)
         return turns, tools, media_items(request.messages), variables
 
@@ -174,14 +168,14 @@ class Preprocessor:
         given = self._given(request)
         add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
         work = partial(self._raw.tokenized, given, add_special_tokens=add_special_tokens, with_offsets=with_offsets)
-        hold, media, modalities = self._media.budget.hold(), list[PreparedMedia](), [item.modality for item in request.media]
+        hold, media, modalities = self.media.budget.hold(), list[PreparedMedia](), [item.modality for item in request.media]
         with contextlib.ExitStack() as on_error:
             on_error.callback(hold.release)
             if modalities:
                 # Compare with the prompt first, so that nothing is fetched in vain.
                 places = await self.run(lambda: self._raw.places(given, modalities))
                 items = [(f"media[{index}]", item) for index, item in enumerate(request.media)]
-                media = await self._media.prepare(items, principal, request.options.cache_salt, hold)
+                media = await self.media.prepare(items, principal, request.options.cache_salt, hold)
                 work = partial(work, places, [(item.modality, item.expansion) for item in media])
             prompt = await self.run(work)
             if not prompt.token_ids:
@@ -211,7 +205,7 @@ class Preprocessor:
         self.check_length(len(text), "text")
 
         def work() -> tuple[list[int], list[str]]:
-            tokenizer = self._tokenizer
+            tokenizer = self.tokenizer
             if parse_special_tokens:
                 token_ids = tokenizer.encode(text, add_special_tokens)
             else:
@@ -223,7 +217,7 @@ class Preprocessor:
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """The text of a whole sequence. Raises InvalidRequestError."""
         self.check_token_ids(token_ids, "token_ids")
-        return await self.run(lambda: self._tokenizer.decode(token_ids, skip_special_tokens))
+        return await self.run(lambda: self.tokenizer.decode(token_ids, skip_special_tokens))
 
     async def detokenize_next(self, stream: IncrementalDetokenizer, token_ids: Sequence[int]) -> str:
         """The text that becomes certain with more ids of a growing sequence. Raises InvalidRequestError."""
@@ -234,21 +228,21 @@ class Preprocessor:
 
     def check_token_ids(self, token_ids: Sequence[int], field: str) -> None:
         """Raise InvalidRequestError, which names the first id that is not in the vocabulary."""
-        if not token_ids or max(token_ids) < self._vocab_size:
+        if not token_ids or max(token_ids) < self.vocab_size:
             return
-        index, value = next((index, value) for index, value in enumerate(token_ids) if value >= self._vocab_size)
-        problem = f"must be below the vocabulary's size of {self._vocab_size}; given: {value}"
-        raise refusal(f"{field}[{index}]", problem, self._vocab_size - 1, value)
+        index, value = next((index, value) for index, value in enumerate(token_ids) if value >= self.vocab_size)
+        problem = f"must be below the vocabulary's size of {self.vocab_size}; given: {value}"
+        raise refusal(f"{field}[{index}]", problem, self.vocab_size - 1, value)
 
     async def _render(self, work: Callable[[], TokenizedPrompt]) -> TokenizedPrompt:
         """Like `run`, but with a time limit for the template, which also applies after the caller was cancelled."""
         loop = asyncio.get_running_loop()
         job = InterruptibleJob(work)
-        timer = loop.call_later(self._settings.template_timeout_s, job.interrupt)
+        timer = loop.call_later(self.settings.template_timeout_s, job.interrupt)
         try:
             chat = await loop.run_in_executor(self._pool, job)
         except Interrupted as error:
-            limit_s = self._settings.template_timeout_s
+            limit_s = self.settings.template_timeout_s
             message = f"rendering the chat template took longer than {limit_s:g} s"
             raise InvalidRequestError(message, field="messages", limit=limit_s) from error
         except Exception:
@@ -263,10 +257,10 @@ class Preprocessor:
 
     def check_length(self, num_chars: int, field: str) -> None:
         """Raise InvalidRequestError if a text is too long to be tokenized."""
-        check_count(field, num_chars, self._settings.max_prompt_chars, "characters")
+        check_count(field, num_chars, self.settings.max_prompt_chars, "characters")
 
     async def _decode_with_starts(self, token_ids: list[int], with_offsets: bool) -> tuple[str, list[int] | None]:
-        return await self.run(lambda: decode_with_starts(self._tokenizer, token_ids, with_offsets))
+        return await self.run(lambda: decode_with_starts(self.tokenizer, token_ids, with_offsets))
 
 
 def _is_short(request: generation_pb2.ChatRequest) -> bool:

@@ -34,9 +34,8 @@ class TemplateProbes:
     def __init__(self, apply: Apply) -> None:
         self._apply = apply
         #: Content is a list of parts and not a string. Most templates take a string; multimodal ones take parts.
-        self.takes_parts = not self._shows([self._turn("user", _PROBE)], _PROBE)
-        if self.takes_parts:
-            self.takes_parts = self._shows([self._turn("user", [{"type": "text", "text": _PROBE}])], _PROBE)
+        text, parts = ({"role": "user", "content": content} for content in (_PROBE, [{"type": "text", "text": _PROBE}]))
+        self.takes_parts = not self._shows([text], _PROBE) and self._shows([parts], _PROBE)
         self._user, self._system, self._assistant = map(self._text_turn, ("user", "system", "assistant"))
 
     def traits(self) -> TemplateTraits:
@@ -57,7 +56,7 @@ class TemplateProbes:
         """Whether the template prints the placeholder of a media part together with text."""
         for modality, placeholder in placeholders.items():
             parts = [{"type": MODALITY_NAMES[modality]}, {"type": "text", "text": _PROBE}]
-            if self._shows([self._turn("user", parts)], placeholder, _PROBE):
+            if self._shows([{"role": "user", "content": parts}], placeholder, _PROBE):
                 return True
         return False
 
@@ -87,11 +86,8 @@ class TemplateProbes:
         turns = [user, call, user | {"role": "tool", "name": _TOOL_NAME, "tool_call_id": "probe0001"}]
         return [turns, [*turns, user], [self._system, *turns], [user, call]]
 
-    def _turn(self, role: str, content: Any) -> _Message:
-        return {"role": role, "content": content}
-
     def _text_turn(self, role: str, text: str = _PROBE) -> _Message:
-        return self._turn(role, [{"type": "text", "text": text}] if self.takes_parts else text)
+        return {"role": role, "content": [{"type": "text", "text": text}] if self.takes_parts else text}
 
     def _shows(self, messages: list[_Message], *texts: str, tools: list[dict[str, Any]] | None = None) -> bool:
         rendered = self._render(messages, tools)

@@ -10,14 +10,7 @@ from typing import TypeAlias
 
 import grpc
 from triptych.errors import InvalidRequestError, ServiceUnavailableError
-from triptych.v1 import (
-    common_pb2,
-    detokenize_pb2,
-    detokenize_pb2_grpc,
-    generation_pb2,
-    preprocess_pb2,
-    preprocess_pb2_grpc,
-)
+from triptych.v1 import common_pb2, detokenize_pb2, detokenize_pb2_grpc, generation_pb2, preprocess_pb2, preprocess_pb2_grpc
 from triptych_common.media.uploads import Uploads
 from triptych_common.rpc.generation import GenerationCalls, Request, Responses
 from triptych_common.rpc.principal import Principal
@@ -32,7 +25,6 @@ from triptych_frontend.prompt.preprocess import Preprocessor
 from triptych_frontend.rpc.session import GenerationSession
 from triptych_frontend.served_model import ServedModel
 from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
-from triptych_frontend.tokens.tokenizer import Tokenizer
 
 _Context: TypeAlias = grpc.aio.ServicerContext
 
@@ -135,8 +127,8 @@ class GenerationServicer(GenerationCalls):
         return await self.embedder.classify(request)
 
 
-class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
-    """Preprocess, Tokenize."""
+class StageServicer(preprocess_pb2_grpc.PreprocessServiceServicer, detokenize_pb2_grpc.DetokenizeServiceServicer):
+    """Single stages of a call: Preprocess and Tokenize of one service, Detokenize and DetokenizeStream of the other."""
 
     def __init__(self, admission: Admission, model: ServedModel, preprocessor: Preprocessor, encoders: EncoderClient) -> None:
         self._admission = admission
@@ -176,16 +168,6 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
             )
             return preprocess_pb2.TokenizeResponse(token_ids=token_ids, tokens=tokens, max_model_len=self._model.info.max_model_len)
 
-
-class DetokenizeServicer(detokenize_pb2_grpc.DetokenizeServiceServicer):
-    """Detokenize, DetokenizeStream."""
-
-    def __init__(self, admission: Admission, model: ServedModel, tokenizer: Tokenizer, preprocessor: Preprocessor) -> None:
-        self._admission = admission
-        self._model = model
-        self._tokenizer = tokenizer
-        self._preprocessor = preprocessor
-
     async def Detokenize(self, request: detokenize_pb2.DetokenizeRequest, context: _Context) -> detokenize_pb2.DetokenizeResponse:
         self._model.check_name(request.model)
         with self._admission.admit():
@@ -200,7 +182,9 @@ class DetokenizeServicer(detokenize_pb2_grpc.DetokenizeServiceServicer):
             async for request in request_iterator:
                 if stream is None:
                     self._model.check_name(request.model)
-                    stream = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=_skips_special_tokens(request))
+                    stream = IncrementalDetokenizer(
+                        self._preprocessor.tokenizer, skip_special_tokens=_skips_special_tokens(request)
+                    )
                 text = await self._preprocessor.detokenize_next(stream, request.token_ids)
                 yield detokenize_pb2.DetokenizeStreamResponse(text=text)
             yield detokenize_pb2.DetokenizeStreamResponse(text=stream.flush() if stream is not None else "")

@@ -36,15 +36,16 @@ class Tokenizer:
         #: token id -> tokenizers.AddedToken, special or not.
         self.added_tokens: dict[int, Any] = dict(added)
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._special_ids = {token.content: token_id for token_id, token in added.items() if token.special}
+        #: Text -> id of the special tokens.
+        self.special_ids = {token.content: token_id for token_id, token in added.items() if token.special}
         self.token_texts = TokenTexts(self.backend, {token_id: token.content for token_id, token in added.items()})
         self._special_pattern = control_token_pattern(token.content for token in added.values() if token.special)
         letter, line_break = self.encode("a", add_special_tokens=False), self.encode("\n", add_special_tokens=False)
         #: The ids that `_without_prefix` cuts off, and whether that is necessary.
         self._anchor_ids = line_break
         self._prefixes_start = self.encode("\na", add_special_tokens=False)[len(line_break) :] != letter
-        #: Tokens that the tokenizer adds around a text, e.g. a begin-of-sequence token.
-        self._added_before, self._added_after = _around(self.encode("a", add_special_tokens=True), letter)
+        #: Tokens that the tokenizer adds before and after a text, e.g. a begin-of-sequence token.
+        self.around_text = _around(self.encode("a", add_special_tokens=True), letter)
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -82,11 +83,6 @@ class Tokenizer:
         return [one.ids for one in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
 
     @property
-    def around_text(self) -> tuple[list[int], list[int]]:
-        """The tokens that the tokenizer adds before and after a text."""
-        return self._added_before, self._added_after
-
-    @property
     def cuts_left(self) -> bool:
         """Whether the checkpoint wants texts that are too long to lose their first tokens."""
         return bool(self.hf.truncation_side == "left")
@@ -104,7 +100,8 @@ class Tokenizer:
         """Token ids of a user's text: the text of special tokens stays plain text. Raises ValueError like `encode_pieces`."""
         guard = UserTextGuard(self._special_pattern)
         ids = self.encode_pieces(guard.pieces(guard.protect(text)), self.special_token_ids)
-        return [*self._added_before, *ids, *self._added_after] if add_special_tokens else ids
+        before, after = self.around_text if add_special_tokens else ([], [])
+        return [*before, *ids, *after]
 
     def encode_pieces(self, pieces: Iterable[Piece], forbidden_ids: Set[int]) -> list[int]:
         """Token ids of a text in pieces. The text of added tokens becomes those tokens, except in plain pieces.
@@ -164,7 +161,7 @@ class Tokenizer:
 
     def special_ids_of(self, texts: Iterable[str]) -> frozenset[int]:
         """The special tokens with one of these texts."""
-        return frozenset(self._special_ids[text] for text in texts if text in self._special_ids)
+        return frozenset(self.special_ids[text] for text in texts if text in self.special_ids)
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own string of each token; empty for ids without a token."""

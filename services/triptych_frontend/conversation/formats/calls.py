@@ -32,8 +32,8 @@ class ParserOptions:
     is_behind_reasoning: bool = False
 
 
-class CallWriter:
-    """Makes the events of a choice's tool calls.
+class AnswerParser(ABC):
+    """A stage that tells reasoning and tool calls from text.
 
     Args:
         new_call_id: makes the ids of calls. Default: random ones, in the form that the model's template takes.
@@ -43,45 +43,11 @@ class CallWriter:
         tools = options.table.tools
         self._new_call_id = new_call_id or (short_id if tools is not None and tools.call_ids is CallIds.SHORT else long_id)
         self._only_one_call = options.only_one_call
-        self._pieces: list[str] = []
-        self._ids = set[str]()
-        #: Calls so far.
-        self.num_calls = 0
-        #: A call has begun, and its arguments are not complete.
-        self.is_open = False
-
-    def start(self, name: str, call_id: str | None = None) -> list[Event]:
-        """A call begins."""
-        self.num_calls, self.is_open = self.num_calls + 1, True
-        self._pieces.clear()
-        if call_id is None or call_id in self._ids:
-            call_id = self._new_call_id()
-        self._ids.add(call_id)
-        return [ToolCallStarted(self.num_calls - 1, call_id, name)]
-
-    def arguments(self, text: str) -> list[Event]:
-        """More of its arguments."""
-        self._pieces.append(text)
-        return [ToolArguments(self.num_calls - 1, text)]
-
-    def end(self, is_complete: bool = True) -> list[Event]:
-        """Its arguments have ended, or the text has. If only one call is allowed, and this one can be made, the choice ends too."""
-        self.is_open = False
-        is_complete = is_complete and _is_object("".join(self._pieces))
-        ended = ToolCallEnded(self.num_calls - 1, is_complete)
-        return [ended, Stopped(None)] if self._only_one_call and is_complete else [ended]
-
-
-class AnswerParser(ABC):
-    """A stage that tells reasoning and tool calls from text.
-
-    Args:
-        new_call_id: makes the ids of calls.
-    """
-
-    def __init__(self, options: ParserOptions, new_call_id: Callable[[], str] | None = None) -> None:
-        self._calls = CallWriter(options, new_call_id)
         self._tools = options.tools
+        #: Calls so far and their ids, and the arguments of the last one.
+        self._num_calls, self._ids, self._arguments = 0, set[str](), list[str]()
+        #: A call has begun, and its arguments are not complete.
+        self._is_in_call = False
         self._out: list[Event] = []
         self._num_tokens = 0
         self._is_ended = False
@@ -143,10 +109,30 @@ class AnswerParser(ABC):
         # The token with the marker does not count.
         self._num_reasoning_tokens += max(self._num_tokens - 1 - self._reasoning_start, 0)
 
+    def _begin_call(self, name: str, call_id: str | None = None) -> None:
+        self._num_calls, self._is_in_call = self._num_calls + 1, True
+        self._arguments.clear()
+        if call_id is None or call_id in self._ids:
+            call_id = self._new_call_id()
+        self._ids.add(call_id)
+        self._out.append(ToolCallStarted(self._num_calls - 1, call_id, name))
+
+    def _add_arguments(self, text: str) -> None:
+        self._arguments.append(text)
+        last = self._out[-1] if self._out else None
+        if isinstance(last, ToolArguments):
+            last.text += text
+        else:
+            self._out.append(ToolArguments(self._num_calls - 1, text))
+
     def _end_call(self, is_complete: bool = True) -> None:
-        events = self._calls.end(is_complete)
-        self._out += events
-        self._is_ended = self._is_ended or isinstance(events[-1], Stopped)
+        """The arguments have ended, or the text has. If only one call is allowed, and this one can be made, the choice ends too."""
+        self._is_in_call = False
+        is_complete = is_complete and _is_object("".join(self._arguments))
+        self._out.append(ToolCallEnded(self._num_calls - 1, is_complete))
+        if self._only_one_call and is_complete:
+            self._out.append(Stopped(None))
+            self._is_ended = True
 
 
 def _is_object(text: str) -> bool:

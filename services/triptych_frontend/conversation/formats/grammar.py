@@ -57,7 +57,8 @@ class AnswerGrammar:
         rules = list[str]()
         before = self._before(shape, rules)
         answers = [] if shape.is_forced else self._texts(shape, rules)
-        if shape.tools and not (answers and self._has_text_before_calls(shape)):
+        # Where text may stand before calls, the alternatives have them already.
+        if shape.tools and (not answers or shape.text is not None or self._answer):
             answers.insert(0, self._calls(shape.parallel))
         rules += self._tool_rules(shape.tools)
         either = " | ".join(answers)
@@ -72,10 +73,6 @@ class AnswerGrammar:
         rules += self._literals.until("thoughts", self._reasoning.ends[0])
         starts = " | ".join(map(self._literals, self._reasoning.starts))
         return rf"(({starts}) thoughts /\n{{0,3}}/)?"
-
-    def _has_text_before_calls(self, shape: AnswerShape) -> bool:
-        """Whether the alternatives of `_texts` have the calls already."""
-        return shape.text is None and not self._answer
 
     def _texts(self, shape: AnswerShape, rules: list[str]) -> list[str]:
         """The alternatives that are not only calls."""

@@ -84,7 +84,7 @@ class HarmonyParser(AnswerParser):
             self._enter(Reasoning if is_reasoning else Text)
         elif name in self._tools:
             self._enter(ToolArguments)
-            self._out += self._calls.start(name)
+            self._begin_call(name)
         else:
             # Nobody offered this tool.
             self._enter(Text)
@@ -107,7 +107,7 @@ class HarmonyParser(AnswerParser):
         if not text:
             return
         if self._kind is ToolArguments:
-            self._out += self._calls.arguments(text)
+            self._add_arguments(text)
         elif self._kind is Reasoning:
             self._out.append(Reasoning(text))
         else:

@@ -19,6 +19,7 @@ from triptych_frontend.conversation.syntaxes.json_calls import JsonSyntax
 from triptych_frontend.conversation.syntaxes.pythonic_calls import PythonSyntax
 from triptych_frontend.conversation.syntaxes.syntax import CallableTool, CallSyntax, Literals
 from triptych_frontend.conversation.syntaxes.tagged_calls import TaggedSyntax
+from triptych_frontend.settings import FrontendSettings
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -201,7 +202,7 @@ def reasoning_format_of(template: str, added_tokens: Collection[str]) -> Reasoni
 
 
 def choose_formats(
-    source: str, tool_source: str | None, tokenizer: Tokenizer, tool_call_parser: str, reasoning_parser: str
+    source: str, tool_source: str | None, tokenizer: Tokenizer, settings: FrontendSettings
 ) -> tuple[ToolFormat | None, ReasoningFormat | None]:
     """The formats of a model, by name, or, for `auto`, by its chat template and its tokens. Raises StartupError for unknown names.
 
@@ -210,6 +211,7 @@ def choose_formats(
         tool_source: the template for conversations with tools; None if it shows no tools.
     """
     tokens = {token.content for token in tokenizer.added_tokens.values()}
+    tool_call_parser, reasoning_parser = settings.tool_call_parser, settings.reasoning_parser
     tools = reasoning = None
     if tool_call_parser == "auto":
         tools = tool_format_of(tool_source) if tool_source is not None else None

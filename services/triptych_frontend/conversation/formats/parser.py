@@ -6,7 +6,7 @@ import string
 from collections.abc import Callable
 from typing import cast
 
-from triptych_frontend.conversation.events import Reasoning, Text, ToolArguments
+from triptych_frontend.conversation.events import Reasoning, Text
 from triptych_frontend.conversation.formats.calls import AnswerParser, ParserOptions
 from triptych_frontend.conversation.formats.table import State
 from triptych_frontend.conversation.syntaxes.call_reader import CallArguments, CallEvent, CallReader, CallStart, Status
@@ -30,13 +30,6 @@ class FormatParser(AnswerParser):
         self._syntax = tools.syntax if tools is not None else None
         self._openers = tools.openers if tools is not None else ""
         self._skipped = string.whitespace + (tools.separators if tools is not None else "")
-        self._handlers: dict[State, Callable[[str], str]] = {
-            State.START: self._at_border,
-            State.AFTER_CALL: self._at_border,
-            State.TEXT: self._in_text,
-            State.REASONING: self._in_text,
-            State.CALLS: self._in_calls,
-        }
         #: Whitespace that may stand before a marker.
         self._spaces: list[str] = []
         #: The text before is a marker or a call, so that whitespace is not text.
@@ -51,7 +44,9 @@ class FormatParser(AnswerParser):
         return self._state is State.REASONING
 
     def _read(self, text: str) -> str:
-        return self._handlers[self._state](text)
+        if self._state is State.TEXT or self._state is State.REASONING:
+            return self._in_text(text)
+        return self._in_calls(text) if self._state is State.CALLS else self._at_border(text)
 
     def _finish(self) -> None:
         while self._state is State.CALLS and not self._is_ended:
@@ -157,14 +152,9 @@ class FormatParser(AnswerParser):
             # From here on, the format's text is a call.
             self._before_calls = ""
             self._is_border = True
-            self._out += self._calls.start(event.name, event.call_id)
+            self._begin_call(event.name, event.call_id)
         elif isinstance(event, CallArguments):
-            written = self._calls.arguments(event.text)
-            last = self._out[-1] if self._out else None
-            if isinstance(last, ToolArguments):
-                last.text += event.text
-            else:
-                self._out += written
+            self._add_arguments(event.text)
         else:
             self._end_call()
 
@@ -173,7 +163,7 @@ class FormatParser(AnswerParser):
 
         Long pieces are not looked at again, so that no text takes more than linear time.
         """
-        if self._calls.is_open:
+        if self._is_in_call:
             self._end_call(is_complete=False)
         before, unread = self._before_calls, self._reader.unread
         self._enter(State.TEXT)
@@ -187,9 +177,9 @@ class FormatParser(AnswerParser):
         events = self._reader.finish()
         for event in events:
             self._add(event)
-        if not events and not self._calls.is_open:
+        if not events and not self._is_in_call:
             return self._take_back()
-        if self._calls.is_open:
+        if self._is_in_call:
             self._end_call(is_complete=False)
         self._enter(State.AFTER_CALL)
         return ""

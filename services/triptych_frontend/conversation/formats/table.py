@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from triptych_frontend.conversation.syntaxes.syntax import CallRules
@@ -112,9 +112,10 @@ class FormatTable:
 
     reasoning: ReasoningFormat | None
     tools: ToolFormat | None
-    rows: dict[tuple[State, str], State] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def rows(self) -> dict[tuple[State, str], State]:
+        """State and marker -> next state."""
         rows: dict[tuple[State, str], State] = {}
         if self.reasoning is not None:
             rows |= {(State.START, start): State.REASONING for start in self.reasoning.starts}
@@ -127,7 +128,7 @@ class FormatTable:
         if self.tools is not None and self.tools.end:
             # Also when it is doubled.
             rows[State.AFTER_CALL, self.tools.end] = State.AFTER_CALL
-        object.__setattr__(self, "rows", rows)
+        return rows
 
     def markers_of(self, state: State) -> list[str]:
         """The markers that have a row in this state, longest first."""

@@ -153,8 +153,9 @@ class CallReader(ABC):
                 self._is_accepted = True
         self._refuse()
 
-    def _is_known(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._names
+    def _known(self, name: object) -> str:
+        """The name, which must be that of a tool."""
+        return name if isinstance(name, str) and name in self._names else self._refuse()
 
     def _refuse(self) -> NoReturn:
         raise RefusedError

@@ -152,99 +152,85 @@ class GemmaCalls(CallReader):
 
     def __init__(self, tools: Tools, quote: str) -> None:
         self._quote = quote
-        self._token = ""
-        #: The brackets that must close, innermost last.
-        self._closing: list[str] = []
-        self._step = self._key
+        #: What is read so far of a key, a marker or a value, and whether that is a string.
+        self._token, self._is_string = "", False
         super().__init__(tools)
-
-    def _calls(self) -> Reading[None]:
-        while (char := (yield)) != "{":
-            self._token += "" if char.isspace() and not self._token else char
-            is_wrong = not (self._token.startswith(_HEAD) or _HEAD.startswith(self._token))
-            if is_wrong or len(self._token) > _MAX_NAME_CHARS:
-                self._refuse()
-        name, self._token = self._token.removeprefix(_HEAD).strip(), ""
-        if name not in self._names:
-            self._refuse()
-        self._events += [CallStart(name), CallArguments(char)]
-        self._closing = ["}"]
-        # Steps, because values may be nested deeply.
-        while self._closing:
-            char = yield
-            self._events += self._step(char)
-
-    def _key(self, char: str) -> list[CallEvent]:
-        """A key, or the end of an object without any."""
-        if char == ":" and self._token.strip():
-            name = self._token.strip().removeprefix(self._quote).removesuffix(self._quote)
-            self._token, self._step = "", self._value
-            return [CallArguments(f"{json.dumps(name, ensure_ascii=False)}: ")]
-        if char == "}" and not self._token.strip():
-            return self._close(char)
-        self._token += char
-        return self._refuse() if len(self._token) > _MAX_NAME_CHARS or char in ",]{[" else []
-
-    def _value(self, char: str) -> list[CallEvent]:
-        """The beginning of a value."""
-        if char.isspace() and not self._token:
-            return []
-        token = self._token + char
-        if token == self._quote:
-            self._token, self._step = "", self._text
-            return [CallArguments('"')]
-        if self._quote.startswith(token):
-            self._token = token
-            return []
-        if self._token or char in ",:}" or (char == "]" and self._closing[-1] != "]"):
-            return self._refuse()
-        if char in "{[":
-            self._closing.append("}" if char == "{" else "]")
-            self._step = self._key if char == "{" else self._value
-            return [CallArguments(char)]
-        if char == "]" and self._closing[-1] == "]":
-            return self._close(char)
-        self._token, self._step = char, self._scalar
-        return []
-
-    def _text(self, char: str) -> list[CallEvent]:
-        text = self._token + char
-        if text.endswith(self._quote):
-            self._token, self._step = "", self._next
-            return [CallArguments(escaped(text.removesuffix(self._quote)) + '"')]
-        certain = max(len(text) - len(self._quote) + 1, 0)
-        self._token = text[certain:]
-        return [CallArguments(escaped(text[:certain]))] if certain else []
-
-    def _scalar(self, char: str) -> list[CallEvent]:
-        if char not in ",}]":
-            self._token += char
-            return self._refuse() if len(self._token) > _MAX_SCALAR_CHARS else []
-        value, self._token = self._token.strip(), ""
-        self._events.append(CallArguments(_scalar_json(value)))
-        return self._next(char)
-
-    def _next(self, char: str) -> list[CallEvent]:
-        """Behind a value."""
-        if char.isspace():
-            return []
-        if char == ",":
-            self._step = self._key if self._closing[-1] == "}" else self._value
-            return [CallArguments(", ")]
-        return self._close(char)
-
-    def _close(self, char: str) -> list[CallEvent]:
-        if not self._closing or char != self._closing.pop():
-            return self._refuse()
-        if self._closing:
-            self._step = self._next
-            return [CallArguments(char)]
-        return [CallArguments(char), CallEnd()]
 
     def finish(self) -> list[CallEvent]:
         if not self.is_in_call or not self._token:
             return []
-        return [CallArguments(escaped(self._token) if self._step == self._text else self._token)]
+        return [CallArguments(escaped(self._token) if self._is_string else self._token)]
+
+    def _calls(self) -> Reading[None]:
+        head = ""
+        while (char := (yield)) != "{":
+            head += "" if char.isspace() and not head else char
+            if not (head.startswith(_HEAD) or _HEAD.startswith(head)) or len(head) > _MAX_NAME_CHARS:
+                self._refuse()
+        self._events += [CallStart(self._known(head.removeprefix(_HEAD).strip())), CallArguments(char)]
+        #: The brackets that must close, innermost last: values may be nested too deeply for calls within calls.
+        closing = ["}"]
+        while closing:
+            end = (yield from self._key()) if closing[-1] == "}" else ""
+            end = end or (yield from self._value(closing[-1]))
+            if end in ("{", "["):
+                closing.append("}" if end == "{" else "]")
+                self._events.append(CallArguments(end))
+                continue
+            while closing and (end := end.strip() or (yield from self._visible())) != ",":
+                if end != closing.pop():
+                    self._refuse()
+                self._events.append(CallArguments(end))
+                end = ""
+            if closing:
+                self._events.append(CallArguments(", "))
+        self._events.append(CallEnd())
+
+    def _key(self) -> Reading[str]:
+        """A key; or the end of an object without a further one, which it returns."""
+        while (char := (yield)) != ":" or not self._token.strip():
+            if char == "}" and not self._token.strip():
+                self._token = ""
+                return char
+            self._token += char
+            if len(self._token) > _MAX_NAME_CHARS or char in ",]{[":
+                self._refuse()
+        name, self._token = self._token.strip().removeprefix(self._quote).removesuffix(self._quote), ""
+        self._events.append(CallArguments(f"{json.dumps(name, ensure_ascii=False)}: "))
+        return ""
+
+    def _value(self, closing: str) -> Reading[str]:
+        """A value; or a bracket that opens one or ends the list. Returns the bracket, or what it read behind a value."""
+        self._token = char = yield from self._visible()
+        while self._quote.startswith(self._token):
+            if self._token == self._quote:
+                yield from self._text()
+                return ""
+            self._token += yield
+        if len(self._token) > 1 or char in ",:}" or (char == "]" and closing != "]"):
+            self._refuse()
+        if char in "{[]":
+            self._token = ""
+            return char
+        while (char := (yield)) not in ",}]":
+            self._token += char
+            if len(self._token) > _MAX_SCALAR_CHARS:
+                self._refuse()
+        value, self._token = self._token.strip(), ""
+        self._events.append(CallArguments(_scalar_json(value)))
+        return char
+
+    def _text(self) -> Reading[None]:
+        """A string behind its first marker."""
+        self._events.append(CallArguments('"'))
+        self._token, self._is_string = "", True
+        while not (text := self._token + (yield)).endswith(self._quote):
+            certain = max(len(text) - len(self._quote) + 1, 0)
+            self._token = text[certain:]
+            if certain:
+                self._events.append(CallArguments(escaped(text[:certain])))
+        self._token, self._is_string = "", False
+        self._events.append(CallArguments(escaped(text.removesuffix(self._quote)) + '"'))
 
 
 def _scalar_json(text: str) -> str:

@@ -69,8 +69,8 @@ class HeaderCalls(JsonCalls):
                 self._refuse()
             char = yield
         match = self._syntax.header.fullmatch(header)
-        if match is None or match["name"] not in self._names:
+        if match is None:
             self._refuse()
-        self._events += [CallStart(match["name"], match.groupdict().get("id")), CallArguments("{")]
+        self._events += [CallStart(self._known(match["name"]), match.groupdict().get("id")), CallArguments("{")]
         yield from self._arguments()
         self._events.append(CallEnd())

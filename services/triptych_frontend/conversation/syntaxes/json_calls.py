@@ -75,10 +75,7 @@ class JsonCalls(CallReader):
             else:
                 token, char = yield from self._value(char)
                 if key == "name" and not self._name:
-                    name = _decoded(token)
-                    if not self._is_known(name):
-                        self._refuse()
-                    self._name, text = str(name), early
+                    self._name, text = self._known(_decoded(token)), early
                 elif key in _ARGUMENTS and not has_arguments:
                     has_arguments, inner = True, _decoded(token)
                     text = "{}" if token == _NULL else inner if isinstance(inner, str) and is_text(inner) else token

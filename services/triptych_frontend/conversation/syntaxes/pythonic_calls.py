@@ -66,9 +66,7 @@ class PythonicCalls(CallReader):
                 if not (char.isalnum() or char in "_-.:/" or char.isspace()):
                     self._refuse()
                 name += char
-            if not self._is_known(name.strip()):
-                self._refuse()
-            self._events.append(CallStart(name.strip()))
+            self._events.append(CallStart(self._known(name.strip())))
             yield from self._keywords()
             is_last = (yield from self._one_of(",]")) == "]"
 

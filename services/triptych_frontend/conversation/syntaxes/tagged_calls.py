@@ -59,8 +59,7 @@ class TaggedSyntax(CallSyntax):
         return TaggedCalls(self, tools)
 
     def rules(self, number: int, tool: CallableTool, literals: Literals) -> list[str]:
-        written = _TaggedRules(self, number, tool, literals)
-        return written.rules()
+        return _TaggedRules(self, number, tool, literals).rules()
 
 
 class _TaggedRules:
@@ -152,9 +151,7 @@ class TaggedCalls(CallReader):
     def _call(self) -> Reading[None]:
         syntax, is_first = self._syntax, True
         name, token = yield from self._name()
-        if name not in self._names:
-            self._refuse()
-        self._events.append(CallStart(name))
+        self._events.append(CallStart(self._known(name)))
         schema = ToolSchema(self._tools[name])
         types = {argument.name: schema.types(argument.schema) for argument in schema.arguments()}
         while (yield from self._marker((syntax.argument, syntax.call_end), token)) == syntax.argument:

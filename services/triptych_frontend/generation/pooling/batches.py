@@ -21,9 +21,8 @@ from triptych_common.telemetry.tracing import OFF, Tracer, request_span_var
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import MediaEncoding
 from triptych_frontend.engines.router import EngineRouter
-from triptych_frontend.generation.media_errors import in_terms_of_the_request, is_about_embeddings
 from triptych_frontend.generation.pooling.inputs import Call, Input, below
-from triptych_frontend.generation.sequences.media_call import MAX_RESUBMISSIONS
+from triptych_frontend.generation.sequences.media_call import MAX_RESUBMISSIONS, in_terms_of_the_request, is_about_embeddings
 from triptych_frontend.prompt.preprocess import Prompt
 
 log = logging.getLogger(__name__)

@@ -137,16 +137,15 @@ class Embedder:
         return await self.inputs.single(
             request.inputs,
             "inputs",
-            self.model.info.max_model_len,
             call,
             truncate_to=_given(request, "truncate_to"),
             add_special_tokens=request.add_special_tokens if request.HasField("add_special_tokens") else True,
         )
 
     async def _cosines(self, request: generation_pb2.ScoreRequest, call: Call) -> tuple[np.ndarray, common_pb2.Usage]:
-        limit, truncate_to = self.model.info.max_model_len, _given(request, "truncate_to")
-        queries = await self.inputs.single(request.queries, "queries", limit, call, truncate_to=truncate_to)
-        documents = await self.inputs.single(request.documents, "documents", limit, call, truncate_to=truncate_to)
+        truncate_to = _given(request, "truncate_to")
+        queries = await self.inputs.single(request.queries, "queries", call, truncate_to=truncate_to)
+        documents = await self.inputs.single(request.documents, "documents", call, truncate_to=truncate_to)
         params = common_pb2.PoolingParams(task=common_pb2.TASK_EMBED, normalize=True)
         pooled = await self._pool([*queries, *documents], params, call)
         of_queries, of_documents = np.split(pooled.values, [len(queries)])
@@ -160,7 +159,6 @@ class Embedder:
             queries if len(queries) == len(documents) else queries * len(documents),
             documents,
             "documents",
-            self.model.info.max_model_len,
             truncate_to=_given(request, "truncate_to"),
         )
         pooled = await self._pool(pairs, params, call)

@@ -13,7 +13,7 @@ from triptych_common.rpc.principal import Principal
 from triptych_frontend.errors import refusal, renamed
 from triptych_frontend.generation.statistics import CallMeter
 from triptych_frontend.prompt.preprocess import Preprocessor, Prompt
-from triptych_frontend.tokens.tokenizer import Tokenizer
+from triptych_frontend.served_model import ServedModel
 
 #: Texts that are tokenized at once. Between two batches, the threads serve other calls.
 _BATCH = 512
@@ -68,14 +68,13 @@ class PoolingInputs:
         prompt: stands before each text that is no part of a pair.
     """
 
-    def __init__(self, preprocessor: Preprocessor, tokenizer: Tokenizer, prompt: str = "") -> None:
-        self._preprocessor, self._tokenizer, self._prompt = preprocessor, tokenizer, prompt
+    def __init__(self, preprocessor: Preprocessor, model: ServedModel, prompt: str = "") -> None:
+        self._preprocessor, self._tokenizer, self._model, self._prompt = preprocessor, preprocessor.tokenizer, model, prompt
 
     async def single(
         self,
         inputs: Sequence[generation_pb2.EmbedInput],
         field: str,
-        max_tokens: int,
         call: Call,
         *,
         truncate_to: int | None,
@@ -85,7 +84,6 @@ class PoolingInputs:
 
         Args:
             field: the inputs' name in errors.
-            max_tokens: the longest input that the model takes.
             truncate_to: cut inputs to this many tokens, of which the tokens that the tokenizer adds are the last to go; 0 is as
                 many as the model takes. The checkpoint's `truncation_side` says which ones a text loses.
                 Inputs with media are not cut.
@@ -94,7 +92,7 @@ class PoolingInputs:
             InvalidRequestError, ContextLengthError: an input is at fault; the error names its index.
             QueueFullError, ServiceUnavailableError: see `MediaPreparer.prepare`.
         """
-        limit = _limit(truncate_to, max_tokens)
+        limit = _limit(truncate_to, self._model.info.max_model_len)
         found = [Input([]) for _ in inputs]
         texts = []
         for index, one in enumerate(inputs):
@@ -122,13 +120,12 @@ class PoolingInputs:
             _check_length(input_, f"{field}[{index}]", limit)
         return found
 
-    async def pairs(
-        self, first: Sequence[str], second: Sequence[str], field: str, max_tokens: int, *, truncate_to: int | None
-    ) -> list[Input]:
+    async def pairs(self, first: Sequence[str], second: Sequence[str], field: str, *, truncate_to: int | None) -> list[Input]:
         """Token ids of each pair of texts.
 
         Arguments and errors are those of `single`. Of a pair that is too long, the longer text is cut first.
         """
+        max_tokens = self._model.info.max_model_len
         limit, form = _limit(truncate_to, max_tokens), self._pair_format()
         if truncate_to is not None and limit <= form.num_added:
             problem = f"must be more than the {form.num_added} tokens that the tokenizer adds; given: {limit}"
@@ -211,12 +208,8 @@ def _check_length(input_: Input, field: str, max_tokens: int) -> None:
         raise refusal(field, "is empty; the model needs at least one token", 1, 0)
     if num_tokens > max_tokens:
         advice = "media cannot be cut" if input_.prompt is not None else "truncate_to cuts longer inputs"
-        raise ContextLengthError(
-            f"{field} has {num_tokens} tokens; at most {max_tokens} are taken, and {advice}",
-            field=field,
-            limit=max_tokens,
-            value=num_tokens,
-        )
+        message = f"{field} has {num_tokens} tokens; at most {max_tokens} are taken, and {advice}"
+        raise ContextLengthError(message, field=field, limit=max_tokens, value=num_tokens)
 
 
 def below(field: str, error: TriptychError) -> TriptychError:

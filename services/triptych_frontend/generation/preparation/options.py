@@ -51,14 +51,6 @@ def sampling_defaults(model: Path) -> common_pb2.SamplingParams:
     return defaults
 
 
-def with_defaults(sampling: common_pb2.SamplingParams, defaults: common_pb2.SamplingParams) -> common_pb2.SamplingParams:
-    """The client's parameters, with the defaults where it set none."""
-    merged = common_pb2.SamplingParams()
-    merged.CopyFrom(defaults)
-    merged.MergeFrom(sampling)
-    return merged
-
-
 def check_bad_words(words: Iterable[str]) -> tuple[str, ...]:
     """The words. Raises InvalidRequestError."""
     words = tuple(words)

@@ -19,7 +19,6 @@ from triptych_frontend.generation.preparation.options import (
     check_beam_search,
     check_best_of,
     kept_tokens,
-    with_defaults,
 )
 from triptych_frontend.generation.sampling import GenerationParams, check_options
 from triptych_frontend.prompt.preprocess import Preprocessor, Prompt
@@ -81,7 +80,8 @@ class CallPreparer:
         # Beams know no other parameters than the client's.
         beams = check_beam_search(options, num_choices, echo, is_final_only)
         best_of = check_best_of(options, num_choices, is_final_only)
-        options.sampling.CopyFrom(with_defaults(options.sampling, self.defaults))
+        options.sampling.CopyFrom(self.defaults)
+        options.sampling.MergeFrom(request.options.sampling)
         params = check_options(options, self.model.info.vocab_size, echo, is_final_only, best_of)
         if words:
             await self.preprocessor.run(lambda: ban_words(words, self.tokenizer, params.sampling))

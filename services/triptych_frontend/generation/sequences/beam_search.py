@@ -51,6 +51,9 @@ class BeamSearch:
         num_best: texts that are wanted.
         max_tokens: of each text.
         stop_token_ids: tokens that end a text.
+
+    Raises:
+        what `EngineRouter.start` raises.
     """
 
     engines: EngineRouter
@@ -70,8 +73,7 @@ class BeamSearch:
     _first_s: float = field(default=0.0, init=False)
     _is_closed: bool = field(default=False, init=False)
 
-    def start(self) -> None:
-        """Send the first request. Raises what `EngineRouter.start` raises."""
+    def __post_init__(self) -> None:
         self._submit()
 
     def abort(self, index: int) -> None:

@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
-from triptych.errors import EmbeddingUnavailableError, TriptychError
+from triptych.errors import EmbeddingUnavailableError, InternalError, ServiceUnavailableError, TriptychError
 from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import MediaEncoding
 from triptych_frontend.engines.router import EngineCall, EngineRouter, Listener
-from triptych_frontend.errors import expected
-from triptych_frontend.generation.media_errors import in_terms_of_the_request, is_about_embeddings
+from triptych_frontend.errors import expected, renamed
 from triptych_frontend.generation.sequences.continuation import add_output, after_reasoning, of_one
+from triptych_frontend.media.item import PreparedMedia
 from triptych_frontend.prompt.preprocess import Prompt
 
 log = logging.getLogger(__name__)
 #: How often the sequences of a call are sent again in a row, unless all of them get a token in between.
 MAX_RESUBMISSIONS = 3
+_RETRY_AFTER_S = 1.0
+#: The engine's name of an item. In Embed it also names the request, which is the only one of its call.
+_ENGINE_FIELD = re.compile(r"(?:requests\[0\]\.)?(media\[(\d+)\])")
 
 
 class _State(Enum):
@@ -95,6 +100,7 @@ class _MediaSequence:
         self.token_ids, self.is_aborted = [], False
 
 
+@dataclass(eq=False)
 class MediaCall:
     """The sequences of one call with media. Made by `start`; the caller closes it.
 
@@ -103,26 +109,20 @@ class MediaCall:
         listener: receives the sequences' outputs, as in `EngineRouter.start`.
     """
 
-    def __init__(
-        self,
-        engine: EngineRouter,
-        encoders: EncoderClient,
-        encoding: MediaEncoding,
-        prompt: Prompt,
-        request: engine_pb2.EngineRequest,
-        listener: Listener,
-    ) -> None:
-        self._engine = engine
-        self._encoders = encoders
-        self._encoding = encoding
-        self._prompt = prompt
-        self._request = request
-        self._listener = listener
-        self._sequences = [_MediaSequence(index, of_one(request, index)) for index in range(request.n or 1)]
-        self._num_resubmissions = 0
-        self._has_lost = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
-        self._is_closed = False
+    engine: EngineRouter
+    encoders: EncoderClient
+    encoding: MediaEncoding
+    prompt: Prompt
+    request: engine_pb2.EngineRequest
+    listener: Listener
+    _sequences: list[_MediaSequence] = field(init=False)
+    _num_resubmissions: int = field(default=0, init=False)
+    _has_lost: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _keeper: asyncio.Task[None] | None = field(default=None, init=False)
+    _is_closed: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._sequences = [_MediaSequence(index, of_one(self.request, index)) for index in range(self.request.n or 1)]
 
     @classmethod
     async def start(
@@ -173,7 +173,7 @@ class MediaCall:
         for sequence in self._sequences:
             if sequence.call is not None:
                 sequence.call.close()
-        self._encoding.end()
+        self.encoding.end()
 
     def reports(self, last: engine_pb2.SequenceOutput | None) -> list[generation_pb2.MediaReport]:
         """The cost of each item, in their order.
@@ -184,9 +184,9 @@ class MediaCall:
         """
         fetches: Sequence[engine_pb2.MediaFetch] = last.media if last is not None else ()
         reports = []
-        for index, item in enumerate(self._prompt.media):
+        for index, item in enumerate(self.prompt.media):
             report = generation_pb2.MediaReport(modality=item.modality, key=item.key, num_tokens=item.expansion.num_embeds)
-            encoded = self._encoding.result_of(item.key)
+            encoded = self.encoding.result_of(item.key)
             if encoded is not None:
                 report.tier = encoded.result.tier
                 report.encode.CopyFrom(encoded.result.timings)
@@ -205,64 +205,84 @@ class MediaCall:
             sequence.state = _State.STARTED
             if all(one.state is _State.STARTED for one in self._sequences):
                 self._num_resubmissions = 0
-                self._encoding.settle()
+                self.encoding.settle()
         if any(fetch.source == common_pb2.EMBEDDING_SOURCE_ENCODER for fetch in output.media):
             # This is the sequence's last output. The encoder's reply says what the report needs, and may be behind its embeddings.
-            self._encoding.when_told(lambda: self._end(index, output))
+            self.encoding.when_told(lambda: self._end(index, output))
         else:
-            self._listener.on_output(index, output)
+            self.listener.on_output(index, output)
 
     def _end(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         if not self._is_closed:
-            self._listener.on_output(index, output)
+            self.listener.on_output(index, output)
 
     def on_error(self, index: int, error: TriptychError) -> None:
         sequence = self._sequences[index]
         if is_about_embeddings(error) and sequence.can_go_on:
             log.warning("the engine did not get embeddings: %s", error.message)
             sequence.state, sequence.error = _State.LOST, error
-            self._encoding.lose()
+            self.encoding.lose()
             self._has_lost.set()
         else:
             if isinstance(error, EmbeddingUnavailableError):
-                self._encoders.counts["failed"] += 1
+                self.encoders.counts["failed"] += 1
             self._fail(error)
 
     async def _keep_encoded(self) -> None:
         """Wait for the encoders. Then, whenever the engine could not fetch, encode the items and send the sequences again."""
         try:
-            await self._encoding.wait()
+            await self.encoding.wait()
             while True:
                 await self._has_lost.wait()
                 if self._num_resubmissions == MAX_RESUBMISSIONS:
-                    self._encoders.counts["failed"] += 1
+                    self.encoders.counts["failed"] += 1
                     break
                 self._num_resubmissions += 1
-                await self._encoding.wait()
+                await self.encoding.wait()
                 self._has_lost.clear()
-                self._encoders.counts["resubmitted"] += 1
+                self.encoders.counts["resubmitted"] += 1
                 self._submit_again([one for one in self._sequences if one.state is _State.LOST])
             self._fail(next(one.error for one in self._sequences if one.state is _State.LOST and one.error is not None))
         except Exception as error:
             self._fail(expected(error))
 
     def _submit_all(self) -> None:
-        call = self._engine.start(self._with_media(self._request), self)
+        call = self.engine.start(self._with_media(self.request), self)
         for sequence in self._sequences:
             sequence.call = call
 
     def _submit_again(self, sequences: Iterable[_MediaSequence]) -> None:
         for sequence in sequences:
             sequence.state = _State.SUBMITTED
-            sequence.call = self._engine.start(self._with_media(sequence.next_request()), self, sequence.index)
+            sequence.call = self.engine.start(self._with_media(sequence.next_request()), self, sequence.index)
             if sequence.is_aborted:
                 sequence.abort()
 
     def _with_media(self, request: engine_pb2.EngineRequest) -> engine_pb2.EngineRequest:
-        whole = engine_pb2.EngineRequest(media=self._encoding.refs, placeholders=self._prompt.placeholders)
+        whole = engine_pb2.EngineRequest(media=self.encoding.refs, placeholders=self.prompt.placeholders)
         whole.MergeFrom(request)
         return whole
 
     def _fail(self, error: TriptychError) -> None:
         self.close()
-        self._listener.on_error(0, in_terms_of_the_request(error, self._prompt.media))
+        self.listener.on_error(0, in_terms_of_the_request(error, self.prompt.media))
+
+
+def is_about_embeddings(error: TriptychError) -> bool:
+    """Whether the engine lacked embeddings that an encoder may still compute."""
+    if isinstance(error, EmbeddingUnavailableError):
+        return True
+    # The engine may report an encoder's failure before the encoder itself does, while other encoders are still being asked.
+    return isinstance(error, InternalError) and _ENGINE_FIELD.match(error.field) is not None
+
+
+def in_terms_of_the_request(error: TriptychError, media: Sequence[PreparedMedia]) -> TriptychError:
+    """The error with the client's name of the item, and with a class that tells the client what to do."""
+    found = _ENGINE_FIELD.match(error.field)
+    field, message = error.field, error.message
+    if found is not None and int(found[2]) < len(media):
+        field, message = media[int(found[2])].field, message.removeprefix("requests[0]: ")
+        message = message.replace(found[1], field) if found[1] in message else f"{field}: {message}"
+    if isinstance(error, EmbeddingUnavailableError):
+        return ServiceUnavailableError(message, field=field, limit=error.limit, value=error.value, retry_after_s=_RETRY_AFTER_S)
+    return renamed(error, field, message)

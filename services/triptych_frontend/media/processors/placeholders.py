@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from triptych_common.media.geometry import VIDEO_OPTIONS, FrameSampling, resampl
 from triptych_common.media.key import canonical_options
 from triptych_common.media.processor_options import NOT_FOR_REQUESTS
 
-from triptych_frontend.errors import first_line, refusal
+from triptych_frontend.errors import check_one_of, first_line, refusal
 from triptych_frontend.media.item import (
     AUDIO,
     IMAGE,
@@ -26,7 +26,6 @@ from triptych_frontend.media.item import (
     MediaHeader,
     VideoHeader,
 )
-from triptych_frontend.media.processors.detail import detail_options
 from triptych_frontend.media.processors.loading import VIDEO_PROCESSORS, merged_options
 from triptych_frontend.media.processors.sizes_only import zeros
 from triptych_frontend.media.processors.torchless import MAX_ITEMS
@@ -35,6 +34,11 @@ _KINDS = {IMAGE: "images_kwargs", AUDIO: "audio_kwargs", VIDEO: "videos_kwargs"}
 _PARTS = {IMAGE: "image_processor", AUDIO: "feature_extractor", VIDEO: "video_processor"}
 _CACHE_SIZE = 4096
 _MAX_EMBEDS = 1 << 20
+DETAILS = ("auto", "low", "high")
+#: Pixels of a coarse image, where a model takes any number: OpenAI's 512 x 512.
+_LOW_PIXELS = 512 * 512
+#: Options that cut an image into tiles, which are looked at beside the whole.
+_TILES = ("do_image_splitting", "crop_to_patches", "do_pan_and_scan")
 
 
 class PlaceholderExpander:
@@ -65,11 +69,6 @@ class PlaceholderExpander:
             known = VIDEO_PROCESSORS.values()
             return self._processor.video_processor.config.get("video_processor_type") in known and not self._is_omni
         return True
-
-    @property
-    def sampling_rate(self) -> int:
-        """The sampling rate of the model, in Hz."""
-        return int(self._processor.feature_extractor.sampling_rate)
 
     def max_items(self, modality: common_pb2.Modality) -> int | None:
         """Most items of the modality in one prompt; None if there is no limit."""
@@ -163,8 +162,9 @@ class PlaceholderExpander:
         return self._expansion(texts[0], {} if grid is None else {"image_grid_thw": grid})
 
     def _expand_audio(self, header: AudioHeader, options: dict[str, Any]) -> Expansion:
-        samples = zeros(resampled_length(header.num_samples, header.sampling_rate, self.sampling_rate))
-        merged = merged_options(self._processor, "audio_kwargs", {**options, "sampling_rate": self.sampling_rate})
+        rate = int(self._processor.feature_extractor.sampling_rate)
+        samples = zeros(resampled_length(header.num_samples, header.sampling_rate, rate))
+        merged = merged_options(self._processor, "audio_kwargs", {**options, "sampling_rate": rate})
         inputs, texts = self._processor._process_audio([samples], **merged)
         mask = inputs.get("feature_attention_mask")
         # Of the families with three-dimensional rotary positions, only Omni models need the lengths of audio.
@@ -199,6 +199,32 @@ class _TooLargeError(Exception):
 
     def __init__(self, num_embeds: int) -> None:
         self.num_embeds = num_embeds
+
+
+def detail_options(detail: str, known: Set[str], image_processor: Any, field: str) -> dict[str, Any]:
+    """The options for an image. "auto" is the model's own; where a model takes any number of pixels, "high" is too.
+
+    Args:
+        known: the names of the processor's options.
+        field: of the detail in the request.
+
+    Raises:
+        InvalidRequestError: the detail is not known, or the model looks at all images in the same way.
+    """
+    check_one_of(field, detail, DETAILS)
+    if detail == "auto":
+        return {}
+    tiles = next((name for name in _TILES if name in known), None)
+    if tiles is not None:
+        return {tiles: detail == "high"}
+    size = getattr(image_processor, "size", None)
+    most, least = getattr(size, "longest_edge", None), getattr(size, "shortest_edge", None)
+    if "max_pixels" in known and most is not None and least is not None:
+        # Such processors call numbers of pixels edges.
+        low = {"longest_edge": max(min(_LOW_PIXELS, most), least), "shortest_edge": least}
+        return {} if detail == "high" else {"size": low}
+    message = f"this model looks at all images in the same detail; {field} may be auto; given: {detail!r}"
+    raise InvalidRequestError(message, field=field, limit="auto", value=detail)
 
 
 def _embed_token_ids(config: Any) -> frozenset[int]:

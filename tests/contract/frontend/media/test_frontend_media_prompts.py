@@ -52,7 +52,7 @@ async def ids_of(bench: Bench, text: str) -> list[int]:
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_rendered_prompt_is_the_chats_prompt_as_text_and_as_token_ids(family: str) -> None:
     async with family_bench(family) as (bench, encoder):
-        modalities = sorted(bench.frontend._media._expander.modalities)
+        modalities = sorted(bench.frontend._media.expander.modalities)
         max_items = 1 if family == "audioflamingo3" else 2
         items = [Item(modality=modality, data=data) for modality in modalities for data in FILES[modality][:max_items]]
         chat = await of_chat(bench, items)

@@ -21,8 +21,8 @@ from triptych_common.media.geometry import FrameSampling, resampled_length
 from triptych_common.model.store import read_json
 from triptych_frontend.conversation.turns import ChatTurn
 from triptych_frontend.media.item import AUDIO, IMAGE, MODALITY_NAMES, VIDEO, AudioHeader, ImageHeader, MediaPart, VideoHeader
-from triptych_frontend.media.processors.detail import detail_options
 from triptych_frontend.media.processors.loading import _class_of_transformers
+from triptych_frontend.media.processors.placeholders import detail_options
 from triptych_frontend.media.processors.torchless import VideoGeometry
 
 RATE = 16_000
