@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode, SettingsConfigDict
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 from triptych_common.settings import TARGETS_HELP, Port, SamplingRatio, ServiceSettings, Targets, parse_bytes
@@ -15,6 +15,18 @@ from triptych_gateway.stores.opening import FORMS, SERVER_FORMS, check_rates_tar
 
 #: Pages of this machine, for example of a development server.
 _LOOPBACK_ORIGIN = r"https?://([\w.-]+\.)?(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?"
+
+
+def _split_commas(value: Any) -> Any:
+    if value is None:
+        return None
+    # The command line gives a list of strings, the environment one string.
+    parts = [value] if isinstance(value, str) else value
+    return tuple(name.strip() for part in parts for name in part.split(",") if name.strip())
+
+
+_Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=1024)]
+_Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_commas)]
 
 
 class GatewaySettings(ServiceSettings):
@@ -31,8 +43,7 @@ class GatewaySettings(ServiceSettings):
         "127.0.0.1:50054",
     )
     expected_models: Annotated[
-        tuple[str, ...],
-        NoDecode,
+        _Names,
         Field(
             description="Names of models, separated by commas, that are known before any of their frontends was reached, because "
             "they are scaled to zero: a request for one waits `model_wait_s` and gets 503, not 404."
@@ -80,14 +91,14 @@ class GatewaySettings(ServiceSettings):
     cors_allow_origins: Annotated[
         tuple[str, ...] | None,
         NoDecode,
+        BeforeValidator(_split_commas),
         Field(
             description="Origins, separated by commas, whose pages may call this server from a browser; * is any, empty is none. "
             "By default pages of this machine (localhost), or none if there are API keys."
         ),
     ] = None
     allowed_hosts: Annotated[
-        tuple[str, ...],
-        NoDecode,
+        _Names,
         Field(
             description="Names, separated by commas, by which the gateway is reached; *.example.com is all below one, * any. "
             "Without API keys a request for another host is refused with 403, because a foreign site's page may have sent it (DNS "
@@ -99,10 +110,8 @@ class GatewaySettings(ServiceSettings):
         int, Field(ge=1024, le=MAX_MESSAGE_BYTES // 2, description="Largest request body; larger ones are refused with 413.")
     ] = MAX_MESSAGE_BYTES // 2
     max_live_body_bytes: Annotated[
-        int,
-        BeforeValidator(parse_bytes),
+        _Bytes,
         Field(
-            ge=1024,
             description="Memory for the bodies of live requests. A body takes two and a half times what has arrived of it until it "
             "is decoded, then the length of its files until a frontend has answered. Further bodies wait. With API keys, tenants "
             "have fair shares of it.",
@@ -134,19 +143,15 @@ class GatewaySettings(ServiceSettings):
         30 * 86400.0
     )
     response_store_max_bytes: Annotated[
-        int,
-        BeforeValidator(parse_bytes),
+        _Bytes,
         Field(
-            ge=1024,
             description="Size of all stored responses. When it is reached, the tenant that keeps most loses its oldest. A server "
             "has a limit of its own.",
         ),
     ] = 256 << 20
     max_stored_response_bytes: Annotated[
-        int,
-        BeforeValidator(parse_bytes),
+        _Bytes,
         Field(
-            ge=1024,
             description="Largest input of a stored response, files included. A larger one is answered, and not stored; if the "
             "request asks for store, it is refused.",
         ),
@@ -175,15 +180,6 @@ class GatewaySettings(ServiceSettings):
     playground: Annotated[bool, Field(description="Serve the playground, a page for chats in the browser, at /.")] = True
     access_log: Annotated[bool, Field(description="Log one line per request.")] = True
     trace_sampling_ratio: SamplingRatio = 1.0
-
-    @field_validator("allowed_hosts", "cors_allow_origins", "expected_models", mode="before")
-    @classmethod
-    def _split_commas(cls, value: Any) -> Any:
-        if value is None:
-            return None
-        # The command line gives a list of strings, the environment one string.
-        parts = [value] if isinstance(value, str) else value
-        return tuple(name.strip() for part in parts for name in part.split(",") if name.strip())
 
     @property
     def has_keys(self) -> bool:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from triptych_gateway.stores.store import MAX_CHAIN, ResponseStore, StoredResponse
 
 
-class ConnectionStore:
+class ConnectionStore(ResponseStore):
     """Reads a store, and before it the connection's own responses, which end with it. Writing goes to the store.
 
     Args:
@@ -28,16 +28,12 @@ class ConnectionStore:
         """Drop a response of this connection, because a turn that continued it has failed. The client then starts afresh."""
         self._own.pop(response_id, None)
 
-    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        own = self._own.get(response_id)
-        # The connection's key may have changed its tenant.
-        return own if own is not None and own.tenant == tenant else await self._store.get(tenant, response_id)
-
     async def walk(self, tenant: str, response_id: str, max_bytes: int) -> list[StoredResponse]:
         found: list[StoredResponse] = []
         next_id: str | None = response_id
         while next_id is not None and max_bytes >= 0 and len(found) < MAX_CHAIN:
             own = self._own.get(next_id)
+            # The connection's key may have changed its tenant.
             is_own = own is not None and own.tenant == tenant
             further = [own] if own is not None and is_own else await self._store.walk(tenant, next_id, max_bytes)
             if not further:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from functools import partial
 
-from triptych_gateway.stores.store import Clock, StoredResponse, walked, wall_clock
+from triptych_gateway.stores.store import Clock, ResponseStore, StoredResponse, walked, wall_clock
 
 
-class MemoryStore:
+class MemoryStore(ResponseStore):
     """A store in memory.
 
     Args:
@@ -40,9 +40,6 @@ class MemoryStore:
         self._make_room()
         return True
 
-    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        return self._get(tenant, response_id)
-
     async def walk(self, tenant: str, response_id: str, max_bytes: int) -> list[StoredResponse]:
         return walked(partial(self._get, tenant), response_id, max_bytes)
 
@@ -53,7 +50,7 @@ class MemoryStore:
         return entry[0]
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        found = await self.get(tenant, response_id) is not None
+        found = self._get(tenant, response_id) is not None
         if found:
             self._drop(response_id)
         return found

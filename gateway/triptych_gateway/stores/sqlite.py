@@ -7,13 +7,14 @@ import logging
 import sqlite3
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from triptych.errors import ServiceUnavailableError, StartupError
 
-from triptych_gateway.stores.store import Clock, StoredResponse, walked, wall_clock
+from triptych_gateway.stores.store import Clock, ResponseStore, StoredResponse, walked, wall_clock
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -46,7 +47,7 @@ _REASONS = {
 _CHECK_EVERY_BYTES = 8 << 20
 
 
-class SqliteStore:
+class SqliteStore(ResponseStore):
     """A store in a file. All statements run in one thread, so that they do not block the event loop.
 
     Args:
@@ -75,9 +76,6 @@ class SqliteStore:
     async def replace(self, record: StoredResponse) -> bool:
         return await self._run(lambda: self._replace(record))
 
-    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        return await self._run(lambda: self._get(tenant, response_id))
-
     async def walk(self, tenant: str, response_id: str, max_bytes: int) -> list[StoredResponse]:
         return await self._run(lambda: walked(partial(self._get, tenant), response_id, max_bytes))
 
@@ -98,7 +96,7 @@ class SqliteStore:
             raise ServiceUnavailableError(f"the store of responses cannot be used ({_reason(error)}); try again") from error
 
     def _put(self, record: StoredResponse) -> None:
-        row = (*_row(record), self._clock() + self._ttl_s, record.num_bytes)
+        row = (*astuple(record), self._clock() + self._ttl_s, record.num_bytes)
         with self._database:
             self._database.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._make_room(record.num_bytes)
@@ -108,7 +106,7 @@ class SqliteStore:
             done = self._database.execute(
                 "UPDATE responses SET response = ?, input_items = ?, events = ?, live_until_s = ?, num_bytes = ? "
                 "WHERE id = ? AND tenant = ? AND live_until_s > 0",
-                (*_row(record)[3:], record.num_bytes, record.id, record.tenant),
+                (*astuple(record)[3:], record.num_bytes, record.id, record.tenant),
             )
             self._make_room(record.num_bytes)
         return done.rowcount == 1
@@ -170,15 +168,3 @@ def _open(path: str) -> sqlite3.Connection:
 def _reason(error: sqlite3.Error) -> str:
     """What a client may know of it: SQLite's texts may name files."""
     return _REASONS.get((error.sqlite_errorcode if hasattr(error, "sqlite_errorcode") else 0) & 0xFF, "it failed")
-
-
-def _row(record: StoredResponse) -> tuple[str, str, str | None, bytes, bytes, bytes, float]:
-    return (
-        record.id,
-        record.tenant,
-        record.previous_id,
-        record.response,
-        record.input_items,
-        record.events,
-        record.live_until_s,
-    )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable
+from dataclasses import asdict
 from typing import Any, TypeVar, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import ReadOnlyError, RedisError
 from triptych.errors import ServiceUnavailableError
 
-from triptych_gateway.stores.store import MAX_CHAIN, StoredResponse
+from triptych_gateway.stores.store import MAX_CHAIN, ResponseStore, StoredResponse
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -25,12 +26,8 @@ if redis.call('HGET', KEYS[1], 'live_until_s') == '0' then return 0 end
 redis.call('HSET', KEYS[1], 'response', ARGV[2], 'input_items', ARGV[3], 'events', ARGV[4], 'live_until_s', ARGV[5])
 return 1
 """
-#: Nothing is read of another tenant's response, so that the time of the answer does not tell that it is there.
-_GET = """
-if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return {} end
-return redis.call('HMGET', KEYS[1], 'previous_id', 'response', 'input_items', 'events', 'live_until_s')
-"""
-#: The same for a response and those that it continues. The server is not asked once for each: a long conversation has hundreds.
+#: A response and those that it continues. The server is not asked once for each: a long conversation has hundreds. Nothing is read
+#: of another tenant's response, so that the time of the answer does not tell that it is there.
 _WALK = """
 local found, id, left = {}, ARGV[2], tonumber(ARGV[3])
 while id and id ~= '' and #found < tonumber(ARGV[4]) and left >= 0 do
@@ -49,7 +46,7 @@ return redis.call('DEL', KEYS[1])
 """
 
 
-class ValkeyStore:
+class ValkeyStore(ResponseStore):
     """A store on a server. How much it keeps, and what it drops first, is the server's own setting (`maxmemory`).
 
     Args:
@@ -65,42 +62,26 @@ class ValkeyStore:
         self._ttl_ms = max(1, int(ttl_s * 1000))
 
     async def put(self, record: StoredResponse) -> None:
-        fields = {
-            "tenant": record.tenant,
-            "previous_id": record.previous_id or "",
-            "response": record.response,
-            "input_items": record.input_items,
-            "events": record.events,
-            "live_until_s": _seconds(record),
-        }
-        key = _PREFIX + record.id
+        fields = asdict(record) | {"previous_id": record.previous_id or "", "live_until_s": _seconds(record)}
+        key = _PREFIX + fields.pop("id")
         async with self._redis.pipeline(transaction=True) as pipeline:
-            pipeline.hset(key, mapping=cast("Any", fields))
+            pipeline.hset(key, mapping=fields)
             pipeline.pexpire(key, self._ttl_ms)
             await _answered(pipeline.execute(), self._redis)
 
     async def replace(self, record: StoredResponse) -> bool:
         fields = (record.response, record.input_items, record.events, _seconds(record))
-        return await self._script(_REPLACE, record.id, record.tenant, *fields)
-
-    async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        fields: list[bytes] = await self._eval(_GET, response_id, tenant)
-        if not fields:
-            return None
-        return _record(tenant, [response_id.encode(), *fields])
+        return bool(await self._eval(_REPLACE, record.id, record.tenant, *fields))
 
     async def walk(self, tenant: str, response_id: str, max_bytes: int) -> list[StoredResponse]:
         found = await self._eval(_WALK, response_id, tenant, response_id, str(max_bytes), str(MAX_CHAIN), _PREFIX)
         return [_record(tenant, fields) for fields in found]
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        return await self._script(_DELETE, response_id, tenant)
+        return bool(await self._eval(_DELETE, response_id, tenant))
 
     async def close(self) -> None:
         await self._redis.aclose()
-
-    async def _script(self, script: str, response_id: str, *arguments: str | bytes) -> bool:
-        return bool(await self._eval(script, response_id, *arguments))
 
     async def _eval(self, script: str, response_id: str, *arguments: str | bytes) -> Any:
         answer = self._redis.eval(script, 1, _PREFIX + response_id, *cast("tuple[str, ...]", arguments))
