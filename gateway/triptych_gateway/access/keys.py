@@ -139,10 +139,6 @@ def _problem(problem: Any, ids: dict[int, str]) -> str:
     return ": ".join([*map(str, loc), message])
 
 
-class _Named(BaseModel):
-    id: Any = None
-
-
 class _Sketch(BaseModel):
     keys: list[Any] = []
 
@@ -153,5 +149,5 @@ def _ids_by_index(content: bytes) -> dict[int, str]:
         entries = _Sketch.model_validate_json(content).keys
     except ValidationError:
         return {}
-    ids = ((index, _Named.model_validate(entry).id) for index, entry in enumerate(entries) if isinstance(entry, dict))
+    ids = ((index, entry.get("id")) for index, entry in enumerate(entries) if isinstance(entry, dict))
     return {index: one for index, one in ids if isinstance(one, str) and re.fullmatch(KEY_ID, one)}

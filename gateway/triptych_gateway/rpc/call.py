@@ -15,15 +15,12 @@ from google.protobuf.message import Message
 from triptych.errors import DeadlineExceededError, InvalidRequestError
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY, usable_request_id
 from triptych_common.rpc.principal import ANONYMOUS
-from triptych_common.rpc.tracing import trace_in
-from triptych_common.telemetry.trace_context import TraceContext
 
 from triptych_gateway.access.grant import Grant
 from triptych_gateway.body_budget import BodyHold
 from triptych_gateway.file_parts import run_sized
-from triptych_gateway.metrics import GenerationMeter
 from triptych_gateway.record import RequestRecord
-from triptych_gateway.rpc.media import Media, parse_apart
+from triptych_gateway.rpc.wire import Media, parse_apart
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.state import Gateway
 
@@ -52,18 +49,13 @@ class Call:
         self.gateway, self.method, self.context = gateway, method, context
         given = metadata.get(REQUEST_ID_KEY)
         self.record = RequestRecord(usable_request_id(given if isinstance(given, str) else None))
-        self._metadata = metadata
+        self.metadata = metadata
         self.tenant = ANONYMOUS.tenant
         #: The media of the request. Their files were cut out of it.
         self.media: list[Media] = []
         self._hold: BodyHold | None = None
         #: Called when the call was answered.
         self.on_success: list[Callable[[], None]] = []
-
-    @property
-    def trace(self) -> TraceContext | None:
-        """The client's place in its trace."""
-        return trace_in(self._metadata)
 
     @property
     def client(self) -> str:
@@ -75,10 +67,6 @@ class Call:
     def rates(self) -> tuple[tuple[str, str], ...]:
         """What the key may still do, as trailing metadata."""
         return tuple((name.decode(), value.decode()) for name, value in self.record.rate_headers.items())
-
-    def meter(self) -> GenerationMeter:
-        """For the text that this call generates."""
-        return GenerationMeter(self.gateway.metrics, self.record, self.method)
 
     def use_model(self, name: str) -> None:
         """Note the model, and refuse it if the key does not have it."""
@@ -93,7 +81,7 @@ class Call:
     async def granted(self) -> AsyncIterator[None]:
         """The block is what the caller's key permits. Raises AccessDeniedError."""
         access, record = self.gateway.access, self.record
-        headers = {key: value for key, value in self._metadata.items() if isinstance(value, str)}
+        headers = {key: value for key, value in self.metadata.items() if isinstance(value, str)}
         self.grant = await access.admit(headers, record, for_operators=self.method in OPERATOR_METHODS)
         self.tenant = self.grant.key.principal.tenant
         try:

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from triptych.errors import DeadlineExceededError, QueueFullError, ServiceUnavailableError, TriptychError
 from triptych_common.host.fair_share import FairShare
 from triptych_common.rpc.status import abort_call
+from triptych_common.rpc.tracing import trace_in
 from triptych_common.telemetry import attributes as names
 from triptych_common.telemetry.logs import request_id_var
 
@@ -129,7 +130,7 @@ async def _accounted(call: Call, work: Coroutine[Any, Any, None]) -> TriptychErr
     failure: TriptychError | None = None
     is_cancelled = False
     gateway.metrics.in_flight.inc()
-    with gateway.tracer.request(call.method[1:], call.trace) as span:
+    with gateway.tracer.request(call.method[1:], trace_in(call.metadata)) as span:
         try:
             await _until_stopped(work, gateway.stopping)
             record.status = 200

@@ -17,6 +17,7 @@ from triptych_gateway.body_budget import BodyHold
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
 from triptych_gateway.frontends.client import CLASSIFY, DETOKENIZE, EMBED, PREPROCESS, SCORE, TOKENIZE, Method, model_of
 from triptych_gateway.frontends.loads import merged_loads
+from triptych_gateway.metrics import GenerationMeter
 from triptych_gateway.rpc.call import Call, call_var
 from triptych_gateway.state import Gateway, call_context_of
 from triptych_gateway.tracing import note_call
@@ -61,7 +62,7 @@ class GatewayServicer(
         own.files = [MediaFile(item, content) for item, content in files]
         operation = "chat" if isinstance(request, generation_pb2.ChatRequest) else "text_completion"
         note_call(operation, request.model, max(1, request.options.n), is_stream=is_stream)
-        meter, cost, ends = call.meter(), Cost(), list[common_pb2.FinishReason]()
+        meter, cost, ends = GenerationMeter(gateway.metrics, call.record, call.method), Cost(), list[common_pb2.FinishReason]()
         responses = gateway.router.generate([own], call_context_of(call.tenant), call.release)
         del own, files  # the router keeps the files until a frontend has answered, and not longer
         call.media.clear()

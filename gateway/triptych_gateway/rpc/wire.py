@@ -1,4 +1,4 @@
-"""A look at a serialized message before it is parsed.
+"""The requests of gRPC clients: a look at a serialized message before it is parsed, and the media files in it.
 
 protobuf parses without letting other threads run, and an empty message of two bytes takes fifty in memory. So 32 MiB of them would
 stop every stream of the gateway for a second and take a gigabyte. A message that is large because of its files is fine.
@@ -6,13 +6,18 @@ stop every stream of the gateway for a second and take a gigabyte. A message tha
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from triptych.errors import InvalidRequestError
+from triptych.v1 import common_pb2, generation_pb2
 
 M = TypeVar("M", bound=Message)
+Item = tuple[str, common_pb2.MediaItem]
+#: A media item of a request with its path, and its file if the request had that.
+Media = tuple[str, common_pb2.MediaItem, bytes | None]
 #: A smaller message is parsed at once. It takes a few milliseconds at most.
 _SMALL_BYTES = 64 << 10
 #: Most bytes of a message beside its files, and most fields.
@@ -85,3 +90,43 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise IndexError
+
+
+def _media_of(request: Message) -> Iterator[Item]:
+    """The media items of a request of any method, each with its path."""
+    # A request for a stream, or for a prompt, holds one for an answer.
+    one: Any = next((value for field, value in request.ListFields() if field.name in ("chat", "complete")), request)
+    yield from _in_messages("messages", getattr(one, "messages", ()))
+    yield from ((f"media[{number}]", item) for number, item in enumerate(getattr(one, "media", ())))
+    for name in ("queries", "documents", "inputs"):
+        yield from _in_inputs(name, getattr(one, name, ()))
+
+
+def _in_inputs(path: str, inputs: Iterable[generation_pb2.EmbedInput]) -> Iterator[Item]:
+    for number, one in enumerate(inputs):
+        if one.HasField("messages"):
+            yield from _in_messages(f"{path}[{number}].messages.messages", one.messages.messages)
+
+
+def _in_messages(path: str, messages: Iterable[generation_pb2.ChatMessage]) -> Iterator[Item]:
+    for number, message in enumerate(messages):
+        for place, part in enumerate(message.content):
+            if part.HasField("media"):
+                yield f"{path}[{number}].content[{place}].media", part.media
+
+
+def parse_apart(cls: type[M], content: bytes) -> tuple[M, list[Media]]:
+    """A request without its files, and its media. Raises what `parse` raises.
+
+    protobuf frees the bytes of a field only with the whole message, which is kept until the call has ended. So the message that is
+    returned never had them.
+    """
+    message = parse(cls, content)
+    files: dict[str, bytes] = {}
+    for path, item in _media_of(message):
+        if item.HasField("data"):
+            files[path] = item.data
+            item.data = b""  # the item still has a source
+    if files:
+        message = cls.FromString(message.SerializeToString())
+    return message, [(path, item, files.get(path)) for path, item in _media_of(message)]
