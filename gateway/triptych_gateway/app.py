@@ -17,7 +17,7 @@ from triptych_common import __version__
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 
 from triptych_gateway.access.grant import RATE_HEADERS
-from triptych_gateway.access.middleware import AccessMiddleware, ErrorMiddleware, HostCheck, RequestMiddleware
+from triptych_gateway.access.middleware import AccessMiddleware, HostCheck, RequestMiddleware
 from triptych_gateway.access.routes import Access, AccessPaths, AccessRouter, ErrorBodies
 from triptych_gateway.apis import models, tokens
 from triptych_gateway.apis.audio import routes as audio
@@ -135,6 +135,5 @@ def _middleware(gateway: Gateway, routers: Sequence[AccessRouter]) -> list[Middl
             allow_headers=["*"],
             expose_headers=[REQUEST_ID_KEY, "request-id", "retry-after", *RATE_HEADERS],
         ),
-        Middleware(ErrorMiddleware),
         Middleware(AccessMiddleware, access=gateway.access, paths=paths, hosts=hosts),
     ]

@@ -14,8 +14,7 @@ from triptych_common.host.fair_share import FairShare
 from triptych_gateway.access.audit import AuditLog
 from triptych_gateway.access.grant import Grant, Places
 from triptych_gateway.access.key_ring import NO_KEY, Key, KeyChange, KeyRing, Refusal
-from triptych_gateway.access.rates import MemoryRates, SharedRates
-from triptych_gateway.access.refusals import RefusalPace
+from triptych_gateway.access.rates import MemoryRates, RefusalPace, SharedRates
 from triptych_gateway.metrics import Metrics
 from triptych_gateway.record import RequestRecord
 from triptych_gateway.redaction import redacted

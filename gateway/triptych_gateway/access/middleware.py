@@ -132,30 +132,6 @@ def _route(scope: Scope) -> str:
     return getattr(scope.get("route"), "path", None) or ""
 
 
-class ErrorMiddleware:
-    """Turns an exception into an error response, if the response has not started yet."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_started = False
-
-        async def send_noting_start(message: Message) -> None:
-            nonlocal is_started
-            is_started = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_noting_start)
-        except ClientDisconnectedError:
-            raise
-        except Exception as error:
-            if is_started or scope["type"] not in _SERVED:
-                raise
-            await error_response(error, scope)(scope, receive, send)
-
-
 class HostCheck:
     """Refuses hosts that may be a foreign site's, as a defence against DNS rebinding.
 
@@ -207,7 +183,8 @@ def _is_address(name: str) -> bool:
 class AccessMiddleware:
     """Authenticates the caller before the body is read, and stores a Principal and a Grant in the scope's state.
 
-    Refuses requests without an accepted key, beyond the key's rate, and with too large headers.
+    Refuses requests without an accepted key, beyond the key's rate, and with too large headers. Turns any exception into an error
+    response, if the response has not started yet.
 
     Args:
         paths: which paths need a key.
@@ -221,6 +198,23 @@ class AccessMiddleware:
         if scope["type"] not in _SERVED:
             await self._app(scope, receive, send)
             return
+        is_started = False
+
+        async def send_noting_start(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        try:
+            await self._respond(scope, receive, send_noting_start)
+        except ClientDisconnectedError:
+            raise
+        except Exception as error:
+            if is_started:
+                raise
+            await error_response(error, scope)(scope, receive, send)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
             raise HTTPException(431, TOO_LARGE)
         if self._hosts is not None:

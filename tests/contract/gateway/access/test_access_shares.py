@@ -19,7 +19,7 @@ from support.keys import KeyStore
 from support.waiting import until
 from triptych.errors import ServiceUnavailableError
 from triptych.v1 import generation_pb2
-from triptych_gateway.access import refusals
+from triptych_gateway.access import rates
 from triptych_gateway.stores.store import StoredResponse
 
 
@@ -170,9 +170,9 @@ async def test_tenants_have_metrics_up_to_the_limit(keys: KeyStore) -> None:
 
 
 async def test_a_tenant_that_is_refused_often_waits_and_another_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "_PER_S", 5)
-    monkeypatch.setattr(refusals, "_BURST", 10)
-    monkeypatch.setattr(refusals, "MAX_DELAY_S", 2.0)
+    monkeypatch.setattr(rates, "_PER_S", 5)
+    monkeypatch.setattr(rates, "_BURST", 10)
+    monkeypatch.setattr(rates, "MAX_DELAY_S", 2.0)
     keys = KeyStore(tmp_path / "keys.json")
     for name in ("flood", "quiet"):
         keys.add(name, tenant=name, requests_per_minute=1)
@@ -190,9 +190,9 @@ async def test_a_tenant_that_is_refused_often_waits_and_another_does_not(tmp_pat
 
 
 async def test_a_key_that_is_revoked_while_its_request_waits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "_PER_S", 5)
-    monkeypatch.setattr(refusals, "_BURST", 10)
-    monkeypatch.setattr(refusals, "MAX_DELAY_S", 2.0)
+    monkeypatch.setattr(rates, "_PER_S", 5)
+    monkeypatch.setattr(rates, "_BURST", 10)
+    monkeypatch.setattr(rates, "MAX_DELAY_S", 2.0)
     monkeypatch.setattr("triptych_gateway.access.key_ring.RELOAD_INTERVAL_S", 0.01)
     keys = KeyStore(tmp_path / "keys.json")
     keys.add("quiet", tenant="quiet")

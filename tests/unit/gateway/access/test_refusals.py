@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from triptych_gateway.access import refusals
-from triptych_gateway.access.refusals import MAX_DELAY_S, RefusalPace
+from triptych_gateway.access import rates
+from triptych_gateway.access.rates import MAX_DELAY_S, RefusalPace
 
 
 class Clock:
@@ -55,7 +55,7 @@ def test_who_has_waited_and_is_refused_ten_times_a_second_does_not_wait() -> Non
 
 
 async def test_not_more_requests_wait_than_leave_connections_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "MAX_WAITING", 3)
+    monkeypatch.setattr(rates, "MAX_WAITING", 3)
     pace = RefusalPace(Clock())
     refused(pace, 1000)
     waiting = [asyncio.create_task(pace.wait("flood")) for _ in range(3)]
