@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -48,20 +49,14 @@ class StoredResponse:
         return self.num_item_bytes + len(self.events)
 
 
-class ResponseStore(Protocol):
-    """Keeps responses until their time to live is over. It may drop the oldest ones earlier when it is full.
+class ResponseReader(Protocol):
+    """Responses that can be continued.
 
     A missing, expired or deleted response, and one of another tenant, all look the same: None or False.
 
     Raises:
         ServiceUnavailableError: each method, if the store cannot be reached.
     """
-
-    async def put(self, record: StoredResponse) -> None:
-        """Keep a new response."""
-
-    async def replace(self, record: StoredResponse) -> bool:
-        """Replace a response that has not ended. Returns False, and changes nothing, if it has ended or is not there."""
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """The response."""
@@ -73,11 +68,58 @@ class ResponseStore(Protocol):
         They end where one is missing, after MAX_CHAIN, and with the one that makes their items and answers more than `max_bytes`.
         """
 
+
+class ResponseStore(ResponseReader, Protocol):
+    """Keeps responses until their time to live is over. It may drop the oldest ones earlier when it is full."""
+
+    async def put(self, record: StoredResponse) -> None:
+        """Keep a new response."""
+
+    async def replace(self, record: StoredResponse) -> bool:
+        """Replace a response that has not ended. Returns False, and changes nothing, if it has ended or is not there."""
+
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Delete the response. Returns whether it was there."""
 
     async def close(self) -> None:
         """Release the connections and files."""
+
+
+class ConnectionStore(ResponseReader):
+    """Reads a store, and before it the own responses of a WebSocket connection, which are not stored.
+
+    Args:
+        max_bytes: size of the own responses; the oldest are dropped first.
+    """
+
+    def __init__(self, store: ResponseReader, max_bytes: int) -> None:
+        self._store, self._max_bytes = store, max_bytes
+        self._own: OrderedDict[str, StoredResponse] = OrderedDict()
+
+    def remember(self, record: StoredResponse) -> None:
+        """Keep a response for this connection."""
+        self._own[record.id] = record
+        while len(self._own) > 1 and sum(one.num_bytes for one in self._own.values()) > self._max_bytes:
+            self._own.popitem(last=False)
+
+    def forget(self, response_id: str) -> None:
+        """Drop a response of this connection, because a turn that continued it has failed. The client then starts afresh."""
+        self._own.pop(response_id, None)
+
+    async def walk(self, tenant: str, response_id: str, max_bytes: int) -> list[StoredResponse]:
+        found: list[StoredResponse] = []
+        next_id: str | None = response_id
+        while next_id is not None and max_bytes >= 0 and len(found) < MAX_CHAIN:
+            own = self._own.get(next_id)
+            # The connection's key may have changed its tenant.
+            is_own = own is not None and own.tenant == tenant
+            further = [own] if own is not None and is_own else await self._store.walk(tenant, next_id, max_bytes)
+            if not further:
+                break
+            found += further
+            max_bytes -= sum(record.num_item_bytes for record in further)
+            next_id = further[-1].previous_id
+        return found[:MAX_CHAIN]
 
 
 def walked(get: Callable[[str], StoredResponse | None], response_id: str | None, max_bytes: int) -> list[StoredResponse]:
@@ -90,7 +132,7 @@ def walked(get: Callable[[str], StoredResponse | None], response_id: str | None,
     return found
 
 
-async def chain(store: ResponseStore, tenant: str, response_id: str, max_bytes: int) -> list[StoredResponse] | None:
+async def chain(store: ResponseReader, tenant: str, response_id: str, max_bytes: int) -> list[StoredResponse] | None:
     """The response and those that it continues, oldest first. None if one of them is missing, or if there are too many.
 
     Args:

@@ -17,7 +17,7 @@ from triptych_gateway.apis.responses.opaque import input_item_id, new_response_i
 from triptych_gateway.apis.responses.resource import failed
 from triptych_gateway.apis.responses.schema import ResponseRequest
 from triptych_gateway.file_parts import FileParts, run_sized
-from triptych_gateway.stores.store import MAX_CHAIN, Clock, ResponseStore, StoredResponse, chain, wall_clock
+from triptych_gateway.stores.store import MAX_CHAIN, Clock, ResponseReader, ResponseStore, StoredResponse, chain, wall_clock
 from triptych_gateway.wire.errors import ApiError, NotFoundError, PreviousResponseNotFoundError, to_api_error
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class ResponseHistory:
         self.own_live: Container[str] = ()
 
     async def begin(
-        self, tenant: str, body: ResponseRequest, files: FileParts, store: ResponseStore | None = None
+        self, tenant: str, body: ResponseRequest, files: FileParts, store: ResponseReader | None = None
     ) -> ResponseInput:
         """Find all that the request continues.
 
@@ -129,7 +129,7 @@ class ResponseHistory:
         return replace(made_from, is_stored=True)
 
     async def read(
-        self, tenant: str, given: Input | None, previous_id: str | None, store: ResponseStore | None = None
+        self, tenant: str, given: Input | None, previous_id: str | None, store: ResponseReader | None = None
     ) -> ResponseInput:
         """The input of a response that is not stored. Arguments and errors are those of `begin`."""
         store = store or self.store
@@ -142,7 +142,7 @@ class ResponseHistory:
         )
         return ResponseInput(response_id, items, history, tenant, previous_id, orjson.dumps(written))
 
-    async def _earlier(self, store: ResponseStore, tenant: str, previous_id: str) -> list[StoredResponse]:
+    async def _earlier(self, store: ResponseReader, tenant: str, previous_id: str) -> list[StoredResponse]:
         """The responses of a chain, oldest first."""
         field = "previous_response_id"
         found = await chain(store, tenant, previous_id, self._max_chain_bytes)
@@ -226,7 +226,7 @@ class ResponseHistory:
         await self.keep(made_from, writer)
         return answer if writer.resource["store"] == made_from.is_stored else writer.json()
 
-    async def _item(self, store: ResponseStore, tenant: str, item_id: str) -> dict[str, Any]:
+    async def _item(self, store: ResponseReader, tenant: str, item_id: str) -> dict[str, Any]:
         response_id = response_of_item(item_id)
         record = await store.get(tenant, response_id) if response_id is not None else None
         for item in _items_of(record) if record is not None else ():

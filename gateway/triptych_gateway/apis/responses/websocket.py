@@ -37,7 +37,7 @@ from triptych_gateway.generation.run import Generation
 from triptych_gateway.metrics import GenerationMeter
 from triptych_gateway.record import RequestRecord
 from triptych_gateway.state import Gateway, call_context_of, gateway_of, grant_of
-from triptych_gateway.stores.connection import ConnectionStore
+from triptych_gateway.stores.store import ConnectionStore
 from triptych_gateway.tracing import note_error
 from triptych_gateway.wire.errors import (
     CLIENT_CLOSED_REQUEST,

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.shared_store import running_store, server_program
 from triptych.errors import InvalidRequestError, ServiceUnavailableError, StartupError
-from triptych_gateway.stores.connection import ConnectionStore
 from triptych_gateway.stores.memory import MemoryStore
 from triptych_gateway.stores.opening import check_target, open_store
 from triptych_gateway.stores.sqlite import SqliteStore, equal_part
-from triptych_gateway.stores.store import ResponseStore, StoredResponse, chain
+from triptych_gateway.stores.store import ConnectionStore, ResponseStore, StoredResponse, chain
 
 KINDS = ("memory", "sqlite", "valkey")
 
@@ -110,9 +109,9 @@ async def test_a_walk_ends_after_so_many(store: ResponseStore, monkeypatch: pyte
 async def test_a_connection_walks_over_its_own_responses_and_those_of_the_store(store: ResponseStore) -> None:
     connection = ConnectionStore(store, 1 << 20)
     stored, own, last = record("s1"), record("o1", previous_id="resp_s1"), record("s2", previous_id="resp_o1")
-    await connection.put(stored)
+    await store.put(stored)
     connection.remember(own)
-    await connection.put(last)
+    await store.put(last)
     assert await connection.walk("tenant", "resp_s2", 1 << 20) == [last, own, stored]
     assert await connection.walk("tenant", "resp_o1", 0) == [own]
     assert await connection.walk("other", "resp_o1", 1 << 20) == []
