@@ -104,9 +104,16 @@ class AnswerGrammar:
             return ""
         shape = self._tools.shape
         before = shape.before.removeprefix(self._tools.start) if is_marked else shape.before
-        between = shape.between if parallel else None
-        further = f"({sequence(self._literals(between), 'call')})*" if between is not None else ""
-        return sequence(self._literals(before), "call", further, self._literals(shape.after))
+        after = self._literals(shape.after)
+        if shape.between is None or not parallel:
+            return sequence(self._literals(before), "call", after)
+        # A model that ends behind a call, or behind the white space before another one, has called what it wanted. Where a further
+        # call begins with what may stand at the end, that is written apart: the grammar's tokens are the longest that fit.
+        opening = shape.between.removeprefix(shape.after)
+        space = opening[: len(opening) - len(opening.lstrip())] if after and opening != shape.between else ""
+        apart = [self._literals(text) for text in (shape.between.removesuffix(opening), space, opening.removeprefix(space))]
+        end = sequence(after, f"{self._literals(space)}?" if space else "")
+        return sequence(self._literals(before), "call", f"({sequence(*apart, 'call')})*", f"({end})?" if end else "")
 
     def _tool_rules(self, tools: Sequence[CallableTool]) -> list[str]:
         if not tools or self._tools is None:

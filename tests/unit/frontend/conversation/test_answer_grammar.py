@@ -97,6 +97,19 @@ def test_a_forced_call_is_read_as_a_call(tools: ToolFormat, one: str, two: str, 
 
 
 @pytest.mark.parametrize(("tools", "one", "two", "wrong"), WRITTEN)
+def test_a_model_may_end_behind_any_call(tools: ToolFormat, one: str, two: str, wrong: str) -> None:
+    """Otherwise one that wants to end, where a closing marker or a further call would follow, repeats its call."""
+    first = call(0, "f", '{"a": 1, "b": "x"}')
+    between = tools.shape.between or ""
+    space = "\n" if tools.shape.after and between.startswith(f"{tools.shape.after}\n") else ""
+    for text in {one, one.removesuffix(tools.shape.after), one + space}:
+        assert accepts(forced(tools, parallel=True), text), text
+        assert read(tools, text) == first
+    only = one.removesuffix(tools.shape.after)
+    assert accepts(forced(tools, parallel=False), only) == (only == one), "a single call has its end"
+
+
+@pytest.mark.parametrize(("tools", "one", "two", "wrong"), WRITTEN)
 def test_where_the_model_chooses_text_and_calls_are_accepted(tools: ToolFormat, one: str, two: str, wrong: str) -> None:
     grammar = AnswerGrammar(FormatTable(None, tools), {}).of(AnswerShape(TOOLS))
     assert [accepts(grammar, text) for text in (one, two, wrong, "", "Text, < [ {.")] == [True, True, False, True, True]
