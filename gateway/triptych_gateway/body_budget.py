@@ -63,6 +63,16 @@ class BodyBudget:
         """
         return BodyHold(self, tenant, is_small=num_bytes <= _SMALL_BYTES)
 
+    async def taken(self, tenant: str, num_bytes: int) -> BodyHold:
+        """The memory of a body that comes at once. Raises QueueFullError if it does not become free in time."""
+        hold = self.hold(tenant, num_bytes)
+        try:
+            await hold.grow(num_bytes)
+        except BaseException:
+            hold.release()
+            raise
+        return hold
+
 
 class BodyHold:
     """The memory of one body. Its owner must release it, also if `grow` fails."""

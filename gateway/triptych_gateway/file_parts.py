@@ -82,7 +82,12 @@ class FileParts:
         """
         name = address[address.rfind(",") + 1 :] if address.find(self._nonce, 0, _WINDOW_BYTES + len(self._nonce)) >= 0 else ""
         payload = self._payloads.pop(name, None)
-        return None if payload is None else _decoded(payload)
+        if payload is None:
+            return None
+        try:
+            return pybase64.b64decode(payload, validate=True)
+        except ValueError:
+            raise ValueError("has a payload that is not base64") from None
 
     def restored(self, text: bytes) -> bytes:
         """JSON with the payloads in the place of their names, those that were not taken yet."""
@@ -139,10 +144,3 @@ def _payloads(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
             yield start, end
         # What the string holds is no mark.
         places = {own: body.find(own, end) if -1 < at < end else at for own, at in places.items()}
-
-
-def _decoded(payload: memoryview) -> bytes:
-    try:
-        return pybase64.b64decode(payload, validate=True)
-    except ValueError:
-        raise ValueError("has a payload that is not base64") from None

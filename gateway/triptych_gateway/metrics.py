@@ -13,7 +13,7 @@ from triptych_common.telemetry.histogram import GAP_SECONDS, SECONDS, Histograms
 from triptych_common.telemetry.metrics import build_info, counter, labelled_gauge, labelled_histogram, model_info
 
 from triptych_gateway.frontends.loads import ModelLoads
-from triptych_gateway.record import RequestRecord, Tally
+from triptych_gateway.record import RequestRecord
 from triptych_gateway.tracing import note_first_event, note_usage
 from triptych_gateway.wire.cost import MODALITIES, Cost, encoder_cache
 from triptych_gateway.wire.errors import ApiError
@@ -188,18 +188,15 @@ def _aliases(loads: ModelLoads) -> Iterator[Metric]:
 
 
 class GenerationMeter:
-    """Records the metrics of one generation request."""
+    """Records the metrics of one generation request, which its key has admitted."""
 
     def __init__(self, metrics: Metrics, record: RequestRecord, route: str) -> None:
         self._metrics = metrics
         self._record = record
+        #: Where the deltas of an answer in parts are counted; None if nobody needs it.
+        self.tally = record.tally
         self._last_s = record.start_s
         self._first, self._gaps = metrics.ttft[route], metrics.gaps[route]
-
-    @property
-    def tally(self) -> Tally | None:
-        """Where the deltas of an answer in parts are counted; None if nobody needs it."""
-        return self._record.tally
 
     def event(self) -> None:
         """Record an event that is about to be sent."""

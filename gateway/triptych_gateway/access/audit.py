@@ -44,10 +44,9 @@ class AuditLog:
         self._failure = ""
         #: Lines that are not written yet; of the first one perhaps only its end.
         self._unwritten = b""
-        self._file: int | None = None
         self._is_closing = threading.Event()
         try:
-            self._file = self._open()
+            self._file: int | None = self._open()
         except OSError as error:
             raise StartupError(f"cannot write the audit log {target} ({error.strerror or error}); see --audit-log") from error
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)

@@ -10,13 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from triptych.errors import InvalidRequestError, ServiceUnavailableError
-from triptych.v1 import (
-    common_pb2,
-    detokenize_pb2_grpc,
-    generation_pb2,
-    generation_pb2_grpc,
-    preprocess_pb2_grpc,
-)
+from triptych.v1 import common_pb2, detokenize_pb2_grpc, generation_pb2, generation_pb2_grpc, preprocess_pb2_grpc
 from triptych_common.cluster.connection import Connection
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES, WORK_TIMEOUT_S, open_channel
 from triptych_common.rpc.control import READINESS

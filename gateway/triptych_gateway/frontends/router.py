@@ -33,8 +33,7 @@ class FrontendRouter:
     """Chooses a frontend for each request, among those that serve its model."""
 
     def __init__(self, pool: Pool[FrontendConnection], models: ServedModels) -> None:
-        self._pool = pool
-        self._models = models
+        self._pool, self._models = pool, models
         self._placing: set[asyncio.Task[None]] = set()
 
     async def generate(

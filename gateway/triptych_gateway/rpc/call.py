@@ -108,8 +108,7 @@ class Call:
         content = await next_message(requests, self.gateway.settings)
         if content is None:
             raise InvalidRequestError("the call has no request")
-        self._hold = self.gateway.bodies.hold(self.tenant, len(content) * _MEMORY_FACTOR)
-        await self._hold.grow(len(content) * _MEMORY_FACTOR)
+        self._hold = await self.gateway.bodies.taken(self.tenant, len(content) * _MEMORY_FACTOR)
         self._hold.complete()
         request, self.media = await run_sized(len(content), partial(parse_apart, cls, content), SMALL_BYTES)
         self._hold.shrink(sum(len(content) for *_, content in self.media if content is not None) + request.ByteSize())

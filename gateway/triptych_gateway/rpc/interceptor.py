@@ -128,7 +128,6 @@ async def _accounted(call: Call, work: Coroutine[Any, Any, None]) -> TriptychErr
     call_var.set(call)
     request_id_var.set(record.request_id)
     failure: TriptychError | None = None
-    is_cancelled = False
     gateway.metrics.in_flight.inc()
     with gateway.tracer.request(call.method[1:], trace_in(call.metadata)) as span:
         try:
@@ -136,7 +135,7 @@ async def _accounted(call: Call, work: Coroutine[Any, Any, None]) -> TriptychErr
             record.status = 200
             call.context.set_trailing_metadata((*(call.context.trailing_metadata() or ()), *call.rates))
         except (asyncio.CancelledError, grpc.aio.BaseError):  # the second where a response could not be written
-            is_cancelled = record.is_aborted = True
+            record.is_aborted = True
             record.status = CLIENT_CLOSED_REQUEST
         except Exception as error:
             record.is_aborted = False
@@ -144,14 +143,14 @@ async def _accounted(call: Call, work: Coroutine[Any, Any, None]) -> TriptychErr
             failure = to_call_error(error)
         if span is not None:
             span.attributes |= {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: call.method[1:]}
-            if is_cancelled:
+            if record.is_aborted:
                 span.attributes[names.CANCELLED] = True
     gateway.metrics.in_flight.dec()
     gateway.metrics.request_ended(record, call.method)
     gateway.access.ended("request", record, call.client, "gRPC", call.method)
     if gateway.settings.access_log:
         log.info("%s", record.line(call.method))
-    if is_cancelled:
+    if record.is_aborted:
         raise asyncio.CancelledError
     return failure
 

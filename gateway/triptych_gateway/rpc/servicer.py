@@ -13,7 +13,6 @@ from triptych.v1 import common_pb2, detokenize_pb2, detokenize_pb2_grpc, generat
 from triptych_common.media.uploads import Uploads
 from triptych_common.rpc.generation import GenerationCalls, Request, Responses
 
-from triptych_gateway.body_budget import BodyHold
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
 from triptych_gateway.frontends.client import CLASSIFY, DETOKENIZE, EMBED, PREPROCESS, SCORE, TOKENIZE, Method, model_of
 from triptych_gateway.frontends.loads import merged_loads
@@ -38,16 +37,7 @@ class GatewayServicer(
 
     def __init__(self, gateway: Gateway, instance: common_pb2.Instance) -> None:
         self._gateway, self._instance = gateway, instance
-        self.uploads = Uploads(self._reserve, lambda _: call_var.get().tenant, gateway.settings.max_body_bytes)
-
-    async def _reserve(self, tenant: str, num_bytes: int) -> BodyHold:
-        hold = self._gateway.bodies.hold(tenant, num_bytes)
-        try:
-            await hold.grow(num_bytes)
-        except BaseException:
-            hold.release()
-            raise
-        return hold
+        self.uploads = Uploads(gateway.bodies.taken, lambda _: call_var.get().tenant, gateway.settings.max_body_bytes)
 
     def model_name(self, request: Request) -> str:
         return request.model or next(iter(self._gateway.served_models), "")

@@ -116,14 +116,14 @@ class _Connection:
     async def _put(self, text: str) -> None:
         # Characters take up to four bytes.
         num_bytes = int(sys.getsizeof(text) * MEMORY_FACTOR)
-        hold = self._gateway.bodies.hold(self._tenant, num_bytes)
         try:
-            await hold.grow(num_bytes)
-            hold.complete()
-            await self._messages.put((text, hold))
+            hold = await self._gateway.bodies.taken(self._tenant, num_bytes)
         except QueueFullError as error:
-            hold.release()
             await self._messages.put(error)
+            return
+        hold.complete()
+        try:
+            await self._messages.put((text, hold))
         except BaseException:
             hold.release()
             raise
