@@ -1,7 +1,7 @@
 // Writing a turn: text, files by button, drag and paste, camera, microphone.
 
 import { send, stop } from "./chat.js";
-import { byId, h, renderOnce, setText } from "./dom.js";
+import { button, byId, h, renderOnce, setText } from "./dom.js";
 import { attachmentOf, kindOf, record, snapshot, whyNoDevices } from "./media.js";
 import { change, modelOf, state, whyNot } from "./state.js";
 
@@ -174,8 +174,8 @@ export function renderComposer(state) {
   allow("attach", modelOf(state)?.triptych.modalities.length === 0 ? `${state.model} takes only text.` : "", "Attach files");
   allow("camera", whyNot(state, "image") || whyNoDevices(), "Take a picture");
   // A recording can be ended in any case.
-  if (isRecording) allow("microphone", "", "Stop recording");
-  else allow("microphone", whyNot(state, "audio") || whyNoDevices(), "Record sound");
+  const whyNoSound = isRecording ? "" : whyNot(state, "audio") || whyNoDevices();
+  allow("microphone", whyNoSound, isRecording ? "Stop recording" : "Record sound");
   byId("microphone").setAttribute("aria-pressed", String(isRecording));
   byId("files").accept = (modelOf(state)?.triptych.modalities ?? []).map((kind) => `${kind}/*`).join(",");
   byId("camera-take").disabled = !isCameraOn;
@@ -192,11 +192,7 @@ function allow(id, why, label) {
 }
 
 function chip(attachment) {
-  const remove = h(
-    "button",
-    { type: "button", class: "remove", "aria-label": `Remove ${attachment.name}`, onclick: () => detach(attachment) },
-    "×",
-  );
+  const remove = button("×", () => detach(attachment), { class: "remove", "aria-label": `Remove ${attachment.name}` });
   return h("li", { class: `chip ${attachment.kind}` }, preview(attachment), h("span", { class: "chip-name" }, attachment.name), remove);
 }
 

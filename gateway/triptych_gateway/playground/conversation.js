@@ -3,7 +3,7 @@
 import { tokensPerSecond } from "./answer.js";
 import { retry, sendResults } from "./chat.js";
 import { preview } from "./composer.js";
-import { byId, count, duration, h, removeFrom, renderOnce, setText } from "./dom.js";
+import { button, byId, count, duration, h, removeFrom, renderOnce, setText } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
 import { change, shownAnswer } from "./state.js";
 import { showTokens } from "./tokens.js";
@@ -93,8 +93,8 @@ function renderCalls(element, message, isOpen) {
   const key = `${message.calls.map((call) => call.name + call.arguments).join("\n")} ${isOpen}`;
   renderOnce(element, key, () => {
     const cards = message.calls.map((call) => callCard(call, isOpen));
-    const button = h("button", { type: "button", class: "primary", onclick: sendResults }, "Send results");
-    return [...cards, isOpen && message.calls.length > 0 && h("p", { class: "actions" }, button)];
+    const all = button("Send results", sendResults, { class: "primary" });
+    return [...cards, isOpen && message.calls.length > 0 && h("p", { class: "actions" }, all)];
   });
 }
 
@@ -135,7 +135,6 @@ function facts(message, isLast, isShown) {
   ].filter(Boolean);
   const show = () => change((state) => { state.shown = message.id; state.pane = state.pane === "chat" ? "insight" : state.pane; });
   const toggle = () => change(() => { message.showTokens = !message.showTokens; });
-  const button = (label, onclick, properties = {}) => h("button", { type: "button", class: "quiet", onclick, ...properties }, label);
   return [
     h("span", {}, texts.join(" · ")),
     h(

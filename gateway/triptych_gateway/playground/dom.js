@@ -12,6 +12,11 @@ export function svg(tag, properties = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), properties, children);
 }
 
+/** A button that submits nothing. */
+export function button(label, onclick, properties = {}) {
+  return h("button", { type: "button", class: "quiet", onclick, ...properties }, label);
+}
+
 function fill(element, properties, children) {
   for (const [name, value] of Object.entries(properties)) {
     if (value === null || value === undefined || value === false) continue;

@@ -1,7 +1,7 @@
 // The live load of engines and encoders, asked for once a second while somebody can see it.
 
 import { call } from "./api.js";
-import { byId, bytes, count, h, svg } from "./dom.js";
+import { byId, bytes, count, h, renderOnce, svg } from "./dom.js";
 import { change, state } from "./state.js";
 
 const PERIOD_MS = 1000;
@@ -27,14 +27,12 @@ function isVisible() {
 async function ask() {
   try {
     const now = await (await call("load", { quiet: true, signal: AbortSignal.timeout(TIMEOUT_MS) })).json();
-    change(({ load }) => {
-      load.now = now;
-      load.trouble = "";
-      for (const engine of now.engines) if (engine.num_generated_tokens !== null) note(load.history, engine);
-      for (const id of load.history.keys()) if (!now.engines.some((engine) => engine.id === id)) load.history.delete(id);
-    });
-  } catch (error) {
-    change(({ load }) => { load.trouble = error.message; });
+    const { history } = state.load;
+    for (const engine of now.engines) if (engine.num_generated_tokens !== null) note(history, engine);
+    for (const id of history.keys()) if (!now.engines.some((engine) => engine.id === id)) history.delete(id);
+    change((state) => { state.load = { now, history, trouble: "" }; });
+  } catch ({ message: trouble }) {
+    if (trouble !== state.load.trouble) change((state) => { state.load = { ...state.load, trouble }; });
   }
 }
 
@@ -49,26 +47,21 @@ function note(history, engine) {
 
 /** Show the load. */
 export function renderLoad({ load }) {
-  const element = byId("load");
-  if (element.shown === load.now && element.trouble === load.trouble) return;
-  Object.assign(element, { shown: load.now, trouble: load.trouble });
-  const trouble = load.trouble && h("p", { class: "error" }, load.trouble);
-  if (!load.now) {
-    element.replaceChildren(...[trouble || h("p", { class: "muted" }, "Waiting for the gateway.")]);
-    return;
-  }
-  const { frontends, engines, encoders } = load.now;
-  element.replaceChildren(...[
-    trouble,
-    ...engines.map((engine, index) => engineCard(engine, nameOf("Engine", engines, index), load.history.get(engine.id)?.rates ?? [])),
-    ...encoders.map((encoder, index) => encoderCard(encoder, nameOf("Encoder", encoders, index))),
-    ...frontends.map((frontend, index) =>
-      card(nameOf("Frontend", frontends, index), frontend.state, [fact("Requests", count(frontend.num_requests))])),
-  ].filter(Boolean));
+  renderOnce(byId("load"), load, () => {
+    const trouble = load.trouble && h("p", { class: "error" }, load.trouble);
+    if (!load.now) return trouble || h("p", { class: "muted" }, "Waiting for the gateway.");
+    return [
+      trouble,
+      ...named("Engine", load.now.engines, (engine, name) => engineCard(engine, name, load.history.get(engine.id)?.rates ?? [])),
+      ...named("Encoder", load.now.encoders, encoderCard),
+      ...named("Frontend", load.now.frontends, (one, name) => card(name, one.state, [fact("Requests", count(one.num_requests))])),
+    ];
+  });
 }
 
-function nameOf(kind, all, index) {
-  return all.length > 1 ? `${kind} ${index + 1}` : kind;
+/** The cards of services of a kind, which have numbers if there are several. */
+function named(kind, services, make) {
+  return services.map((service, index) => make(service, services.length > 1 ? `${kind} ${index + 1}` : kind));
 }
 
 function engineCard(engine, name, rates) {

@@ -1,6 +1,6 @@
 // Markdown into nodes. What a model writes is only ever text: there is no HTML, and pictures are shown as links.
 
-import { h, removeFrom } from "./dom.js";
+import { button, h, removeFrom } from "./dom.js";
 
 /** Show Markdown in an element. Blocks that did not change since the last call keep their nodes. */
 export function showMarkdown(element, source) {
@@ -99,7 +99,7 @@ const RENDERERS = {
     const [, fence, language] = FENCE.exec(lines[0]);
     const isClosed = lines.length > 1 && lines.at(-1).trim().startsWith(fence);
     const text = lines.slice(1, isClosed ? -1 : undefined).join("\n");
-    const copy = h("button", { type: "button", class: "quiet copy", "data-copy": text }, "Copy");
+    const copy = button("Copy", null, { class: "quiet copy", "data-copy": text });
     const bar = h("div", { class: "code-bar" }, h("span", {}, language.trim().split(/\s/)[0] || "text"), copy);
     return h("div", { class: "code" }, bar, h("pre", { tabindex: 0 }, h("code", {}, text)));
   },

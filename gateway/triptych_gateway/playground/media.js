@@ -39,9 +39,7 @@ function dataUrlOf(blob) {
 }
 
 async function pngOf(file) {
-  const bitmap = await createImageBitmap(file).catch(() => {
-    throw new Error(`The browser cannot read ${file.name || "this picture"}.`);
-  });
+  const bitmap = await createImageBitmap(file).catch(unreadable(file.name || "this picture"));
   return canvasBlob(bitmap, bitmap.width, bitmap.height, "image/png");
 }
 
@@ -60,36 +58,26 @@ function canvasBlob(source, width, height, type) {
 /** Any sound that the browser can play, as a WAV file: one channel, 16 bits, 16 kHz. */
 async function wavOf(file) {
   const context = new OfflineAudioContext(1, 1, SAMPLE_RATE);
-  const sound = await context.decodeAudioData(await file.arrayBuffer()).catch(() => {
-    throw new Error(`The browser cannot read ${file.name || "this sound"}.`);
-  });
+  const sound = await context.decodeAudioData(await file.arrayBuffer()).catch(unreadable(file.name || "this sound"));
   const samples = new Float32Array(sound.length);
   for (let channel = 0; channel < sound.numberOfChannels; channel += 1) {
     sound.getChannelData(channel).forEach((value, index) => { samples[index] += value / sound.numberOfChannels; });
   }
-  return new Blob([wavHeader(samples.length), pcm(samples)], { type: "audio/wav" });
+  const pcm = Int16Array.from(samples, (value) => Math.max(-1, Math.min(1, value)) * 0x7fff);
+  const pieces = [
+    "RIFF", Uint32Array.of(36 + pcm.byteLength),
+    "WAVEfmt ", Uint32Array.of(16), // bytes of what describes the sound:
+    Uint16Array.of(1, 1), // PCM, channels
+    Uint32Array.of(SAMPLE_RATE, SAMPLE_RATE * 2), // and bytes per second
+    Uint16Array.of(2, 16), // bytes and bits per sample
+    "data", Uint32Array.of(pcm.byteLength), pcm,
+  ];
+  return new Blob(pieces, { type: "audio/wav" });
 }
 
-function wavHeader(numSamples) {
-  const header = new DataView(new ArrayBuffer(44));
-  const text = (at, word) => [...word].forEach((letter, index) => header.setUint8(at + index, letter.charCodeAt(0)));
-  text(0, "RIFF");
-  header.setUint32(4, 36 + numSamples * 2, true);
-  text(8, "WAVEfmt ");
-  header.setUint32(16, 16, true);
-  header.setUint16(20, 1, true); // PCM
-  header.setUint16(22, 1, true); // channels
-  header.setUint32(24, SAMPLE_RATE, true);
-  header.setUint32(28, SAMPLE_RATE * 2, true); // bytes per second
-  header.setUint16(32, 2, true); // bytes per sample
-  header.setUint16(34, 16, true); // bits per sample
-  text(36, "data");
-  header.setUint32(40, numSamples * 2, true);
-  return header;
-}
-
-function pcm(samples) {
-  return Int16Array.from(samples, (value) => Math.max(-1, Math.min(1, value)) * 0x7fff);
+/** What a promise of a file's content does when it fails. */
+function unreadable(name) {
+  return () => { throw new Error(`The browser cannot read ${name}.`); };
 }
 
 /** Record the microphone. Returns a function that ends the recording and gives it as a file. */

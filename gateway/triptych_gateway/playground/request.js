@@ -17,10 +17,11 @@ export function requestOf(state) {
   const { settings } = state;
   const body = {
     model: state.model,
-    messages: [...preamble(settings), ...conversation(state.messages)],
+    messages: conversation(state.messages),
     stream: true,
     stream_options: { include_usage: true },
   };
+  if (settings.system.trim() !== "") body.messages.unshift({ role: "system", content: settings.system });
   for (const name of SAMPLING) if (settings[name] !== "") body[name] = numberOf(name, settings[name]);
   const stop = settings.stop.split("\n").filter((line) => line !== "");
   if (stop.length) body.stop = stop;
@@ -73,10 +74,6 @@ export function settingOf(param) {
   const name = /^[a-z_]+/.exec(param ?? "")?.[0] ?? "";
   if (name === "response_format") return "schema";
   return [...NUMBERS, "stop", "tools", "tool_choice", "logprobs"].includes(name) ? name : null;
-}
-
-function preamble(settings) {
-  return settings.system.trim() === "" ? [] : [{ role: "system", content: settings.system }];
 }
 
 /** The messages that the model gets. A turn whose answer failed before its first word is left out. */

@@ -45,16 +45,12 @@ class Lines {
 
   /** The lines that these bytes complete. */
   push(bytes) {
-    let text = this.#decoder.decode(bytes, { stream: true });
+    const text = this.#decoder.decode(bytes, { stream: true });
     if (text === "") return [];
     // The LF of a CRLF that was cut in two.
-    if (this.#endedWithCr && text[0] === "\n") text = text.slice(1);
-    if (text === "") {
-      this.#endedWithCr = false;
-      return [];
-    }
+    const isEnded = this.#endedWithCr && text[0] === "\n";
     this.#endedWithCr = text.endsWith("\r");
-    const lines = (this.#rest + text).split(/\r\n|\r|\n/);
+    const lines = (this.#rest + (isEnded ? text.slice(1) : text)).split(/\r\n|\r|\n/);
     this.#rest = lines.pop();
     return lines;
   }

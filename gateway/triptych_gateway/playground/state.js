@@ -28,6 +28,7 @@ export const state = {
   pane: "chat",
   /** Id of the answer whose timeline is shown; null for the last one. */
   shown: null,
+  /** Another object after each answer of the gateway, and each new trouble. */
   load: { now: null, history: new Map(), trouble: "" },
   /** A short message that is shown at the field for messages. */
   notice: "",

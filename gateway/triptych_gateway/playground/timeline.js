@@ -4,13 +4,12 @@ import { tokensPerSecond } from "./answer.js";
 import { byId, count, duration, h, renderOnce } from "./dom.js";
 import { shownAnswer } from "./state.js";
 
-const TIERS = { hit: "cache hit", shared: "shared store", joined: "joined", miss: "cache miss" };
-/** The tooltips of these. */
-const ABOUT_TIERS = {
-  hit: "The encoder had it in its memory.",
-  shared: "The encoder found it in the store that encoders share.",
-  joined: "Another request was encoding it already.",
-  miss: "The encoder computed it.",
+/** Where the encoder found an item: a word, and its tooltip. */
+const TIERS = {
+  hit: ["cache hit", "The encoder had it in its memory."],
+  shared: ["shared store", "The encoder found it in the store that encoders share."],
+  joined: ["joined", "Another request was encoding it already."],
+  miss: ["cache miss", "The encoder computed it."],
 };
 const SOURCES = {
   encoder: "fetched from the encoder",
@@ -66,20 +65,6 @@ function stagesOf({ timings, sentAt, endAt }) {
   return placed([...stages, ["Network, gateway, browser", "other", Math.max(rest, 0)]], 0);
 }
 
-/** The stages of an item in its encoder. Where they begin is not reported: they are drawn from the end of preprocessing. */
-function encoderStages(item, start = 0) {
-  return placed(
-    [
-      ["Transfer", "transfer", item.transfer_ms],
-      ["Encoder's queue", "queue", item.queue_ms],
-      ["Read the file", "read", item.decode_ms],
-      ["Resize, normalise", "preprocess", item.preprocess_ms],
-      ["Encode", "encode", item.encode_ms],
-    ],
-    start,
-  );
-}
-
 function placed(stages, start) {
   let at = start;
   return stages.map(([name, kind, ms]) => {
@@ -97,11 +82,18 @@ function mediaRow(item, media, timings, total) {
   const kind = item.modality ?? "item";
   const same = media.filter((other) => other.modality === item.modality);
   const number = same.length > 1 ? ` ${same.indexOf(item) + 1}` : "";
-  const stages = encoderStages(item, timings.preprocess_ms);
+  // Where the encoder's stages begin is not reported: they are drawn from the end of preprocessing.
+  const stages = placed([
+    ["Transfer", "transfer", item.transfer_ms],
+    ["Encoder's queue", "queue", item.queue_ms],
+    ["Read the file", "read", item.decode_ms],
+    ["Resize, normalise", "preprocess", item.preprocess_ms],
+    ["Encode", "encode", item.encode_ms],
+  ], timings.preprocess_ms);
   const wait = placed([["Engine waited for it", "wait", item.fetch_ms]], timings.preprocess_ms);
-  const tier = TIERS[item.encoder_cache];
+  const [tier, title] = TIERS[item.encoder_cache] ?? [];
   const about = [`${count(item.num_tokens)} tokens`, SOURCES[item.source]].filter(Boolean).join(", ");
-  const badge = tier && h("span", { class: `badge ${item.encoder_cache}`, title: ABOUT_TIERS[item.encoder_cache] }, tier);
+  const badge = tier && h("span", { class: `badge ${item.encoder_cache}`, title }, tier);
   const name = `${kind[0].toUpperCase()}${kind.slice(1)}${number}`;
   return row([name, " ", badge], [stages, wait], total, duration(sum(stages)), h("p", { class: "muted small" }, about));
 }

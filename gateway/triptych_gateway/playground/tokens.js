@@ -2,6 +2,14 @@
 
 import { byId, h } from "./dom.js";
 
+/** Key -> the token that it moves to, from another one. */
+const NEIGHBOURS = {
+  ArrowRight: (span) => span.nextElementSibling,
+  ArrowLeft: (span) => span.previousElementSibling,
+  Home: (span) => span.parentElement.firstElementChild,
+  End: (span) => span.parentElement.lastElementChild,
+};
+
 /** Show tokens in an element; those that it has stay. */
 export function showTokens(element, tokens) {
   element.decoder ??= new TextDecoder();
@@ -33,23 +41,13 @@ export function wireTokens(root) {
       hide();
       event.stopPropagation(); // it would stop the answer
     }
-    const next = neighbour(event.target, event.key);
+    const next = NEIGHBOURS[event.key]?.(event.target);
     if (!next) return;
     event.preventDefault();
     event.target.tabIndex = -1;
     next.tabIndex = 0;
     next.focus();
   });
-}
-
-function neighbour(span, key) {
-  switch (key) {
-    case "ArrowRight": return span.nextElementSibling;
-    case "ArrowLeft": return span.previousElementSibling;
-    case "Home": return span.parentElement.firstElementChild;
-    case "End": return span.parentElement.lastElementChild;
-    default: return null;
-  }
 }
 
 function showCard(card, span) {
