@@ -83,7 +83,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     if https is not None:
         config.load()
         config.http_protocol_class = https.protocol  # type: ignore[assignment]
-        watch = asyncio.create_task(https.watch(), name="HTTPS certificate")
+        watch = asyncio.create_task(https.watched.watch(lambda: None), name="HTTPS certificate")
         app.state.gateway.metrics.add_certificate("https_certificate", lambda: https.watched.current.expiry_s)
     gateway: Gateway = app.state.gateway
     gateway.grpc_server = grpc_server = GrpcServer(gateway, https)

@@ -37,10 +37,6 @@ class Https:
         """For a new connection; the options are those of `LimitedHttpProtocol`."""
         return TlsHandshake(LimitedHttpProtocol(**options), self.context)
 
-    async def watch(self) -> None:
-        """Follow the files until cancelled."""
-        await self.watched.watch(lambda: None)
-
     def _choose(self, connection: ssl.SSLObject, server_name: str | None, context: ssl.SSLContext) -> None:
         """Called in each handshake, also if the client names no server."""
         connection.context = self.watched.current.server_context

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from google.protobuf.message import Message
 from triptych.errors import ServiceUnavailableError, TriptychError
@@ -87,15 +87,10 @@ class FrontendClient:
         await self._pool.until_tried()
         connected = [frontend for frontend in self._pool.connections if frontend.takes_calls]
         names = {frontend.models[0].name if frontend.models else "" for frontend in connected} or {""}
-        answers = await asyncio.gather(*(self._list(name, request_id) for name in sorted(names)), return_exceptions=True)
-        found: dict[str, common_pb2.ModelInfo] = {}
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                if not isinstance(answer, TriptychError) or len(answers) == 1:
-                    raise answer
-            else:
-                found.update((info.name, info) for info in answer)
-        return list(found.values())
+        served, errors = await _outcomes(self._list(name, request_id) for name in sorted(names))
+        if errors and len(names) == 1:
+            raise errors[0]
+        return list({info.name: info for models in served for info in models}.values())
 
     async def _list(self, model: str, request_id: str) -> Sequence[common_pb2.ModelInfo]:
         """The models of a frontend that serves this one."""
@@ -146,13 +141,9 @@ class FrontendClient:
 
         await self._pool.until_tried()
         connected = [frontend for frontend in self._pool.connections if frontend.is_connected]
-        answers = await asyncio.gather(*(answered(ask, frontend) for frontend in connected), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, TriptychError):
-                raise answer
-        loads = [answer for answer in answers if isinstance(answer, generation_pb2.GetLoadResponse)]
+        loads, errors = await _outcomes(answered(ask, frontend) for frontend in connected)
         if not loads:
-            raise next((answer for answer in answers if isinstance(answer, TriptychError)), self._router.away())
+            raise [*errors, self._router.away()][0]
         return loads
 
     async def _ask(
@@ -182,6 +173,16 @@ class FrontendClient:
             except ServiceUnavailableError as failure:
                 error = failure
         raise error or self._router.away()
+
+
+async def _outcomes(work: Iterable[Awaitable[Response]]) -> tuple[list[Response], list[TriptychError]]:
+    """What came of work that runs at the same time, and the errors of what failed. Raises the first other exception."""
+    outcomes = await asyncio.gather(*work, return_exceptions=True)
+    failures = [one for one in outcomes if isinstance(one, BaseException)]
+    for failure in failures:
+        if not isinstance(failure, TriptychError):
+            raise failure
+    return [one for one in outcomes if not isinstance(one, BaseException)], cast("list[TriptychError]", failures)
 
 
 def model_of(request: Message) -> str:
