@@ -91,7 +91,7 @@ class JsonRequest(Request):
         try:
             return await files.run(lambda: schema.validate_python(value, from_attributes=True))
         except ValidationError as error:
-            raise InvalidBodyError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()], value) from None
+            raise InvalidBodyError(error, value) from None
 
 
 def _parsed_with_files(body: bytes | bytearray) -> tuple[Any, FileParts]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
 import orjson
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -114,13 +115,12 @@ class InvalidBodyError(HTTPException):
     It is an HTTPException for the same reason.
 
     Args:
-        errors: pydantic's, with `loc` starting with "body".
-        body: the JSON value that was validated.
+        body: the value that was validated.
     """
 
-    def __init__(self, errors: Sequence[Any], body: Any) -> None:
+    def __init__(self, error: ValidationError, body: Any) -> None:
         super().__init__(400)
-        self.errors, self.body = errors, body
+        self.errors, self.body = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()], body
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
 from fastapi import Request
-from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
@@ -17,6 +16,7 @@ from triptych_gateway.apis.audio.schema import UploadedFile, takes_list
 from triptych_gateway.apis.json_body import JsonRequest
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.state import gateway_of, grant_of
+from triptych_gateway.wire.errors import InvalidBodyError
 from triptych_gateway.wire.schema import Schema
 
 _MAX_PARTS = 1024
@@ -31,7 +31,7 @@ async def read_form(request: Request, schema: type[Form]) -> Form:
 
     Raises:
         HTTPException: the body is no form.
-        RequestValidationError: a field is missing, unknown or wrong.
+        InvalidBodyError: a field is missing, unknown or wrong.
     """
     body = await request.body()
     values = _values(parse_form(body, request.headers.get("content-type", "")), schema)
@@ -42,8 +42,7 @@ async def read_form(request: Request, schema: type[Form]) -> Form:
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        told = [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
-        raise RequestValidationError(told, body=values) from None
+        raise InvalidBodyError(error, values) from None
 
 
 def _values(fields: Iterator[tuple[str, str | UploadedFile]], schema: type[Schema]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
-from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.status import WS_1008_POLICY_VIOLATION
@@ -43,6 +42,7 @@ from triptych_gateway.wire.errors import (
     CLIENT_CLOSED_REQUEST,
     AccessDeniedError,
     ApiError,
+    InvalidBodyError,
     refused_resource,
     status_of,
     to_api_error,
@@ -285,5 +285,4 @@ def _parsed(text: str) -> tuple[ResponseRequest, bool]:
         # Events are always streamed here. With `stream`, its options are accepted as in a POST request.
         return ResponseRequest.model_validate(message | {"stream": True}), generates is not False
     except ValidationError as error:
-        errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-        raise RequestValidationError(errors, body=message) from error
+        raise InvalidBodyError(error, message) from error
