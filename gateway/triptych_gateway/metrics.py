@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, ProcessCollector, disable_created_metrics
 from prometheus_client.registry import Collector
-from triptych.v1 import common_pb2
+from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.telemetry.histogram import GAP_SECONDS, SECONDS, Histograms
 from triptych_common.telemetry.metrics import build_info, counter, labelled_gauge, labelled_histogram, model_info
 
@@ -171,18 +171,19 @@ class Tenants:
 def _aliases(loads: ModelLoads) -> Iterator[Metric]:
     """Sums over all engines of a model, under the names that autoscalers and endpoint pickers know from vLLM."""
     text, labels, engine = "As in vLLM, over all engines.", ("model_name", "engine"), "all"
-    running, waiting, usage, sizes = {}, {}, {}, {}
+
+    def total(of: Callable[[engine_pb2.Load], int]) -> dict[tuple[str, str], int]:
+        return {(model, engine): sum(map(of, own)) for model, own in loads.items()}
+
+    blocks, free = total(lambda load: load.num_blocks), total(lambda load: load.num_free_blocks)
+    usage = {key: 1 - free[key] / number for key, number in blocks.items() if number}
+    by_size = Sums[tuple[str, int]]()
     for model, own in loads.items():
-        running[model, engine] = sum(load.num_running for load in own)
-        waiting[model, engine] = sum(load.num_waiting for load in own)
-        if num_blocks := sum(load.num_blocks for load in own):
-            usage[model, engine] = 1 - sum(load.num_free_blocks for load in own) / num_blocks
-        by_size = Sums[int]()
         for load in own:
-            by_size[load.block_size] += load.num_blocks
-        sizes.update({(str(size), str(number), engine): 1 for size, number in by_size.items()})
-    yield labelled_gauge("vllm:num_requests_running", text, labels, running)
-    yield labelled_gauge("vllm:num_requests_waiting", text, labels, waiting)
+            by_size[model, load.block_size] += load.num_blocks
+    sizes = {(str(size), str(number), engine): 1 for (_, size), number in by_size.items()}
+    yield labelled_gauge("vllm:num_requests_running", text, labels, total(lambda load: load.num_running))
+    yield labelled_gauge("vllm:num_requests_waiting", text, labels, total(lambda load: load.num_waiting))
     yield labelled_gauge("vllm:kv_cache_usage_perc", text, labels, usage)
     yield labelled_gauge("vllm:cache_config_info", text, ("block_size", "num_gpu_blocks", "engine"), sizes)
 

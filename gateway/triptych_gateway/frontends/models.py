@@ -33,11 +33,7 @@ class ServedModels:
     """
 
     def __init__(
-        self,
-        pool: Pool[FrontendConnection],
-        expected: tuple[str, ...] = (),
-        wait_s: float = 0.0,
-        waiting: FairShare | None = None,
+        self, pool: Pool[FrontendConnection], expected: tuple[str, ...] = (), wait_s: float = 0.0, waiting: FairShare | None = None
     ) -> None:
         self._pool = pool
         self._expected = expected

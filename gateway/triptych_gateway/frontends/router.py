@@ -86,13 +86,7 @@ class FrontendRouter:
         return least if own.is_doubtful or own.load > _MAX_STICKY_LOAD + 2 * least.load else own
 
     async def next(
-        self,
-        model: str,
-        tried: set[str],
-        error: TriptychError | None,
-        calls: Sequence[FrontendCall] = (),
-        *,
-        waits: bool = True,
+        self, model: str, tried: set[str], error: TriptychError | None, calls: Sequence[FrontendCall] = (), *, waits: bool = True
     ) -> FrontendConnection | None:
         """Choose a frontend, and add it to those that were tried. None if there is none.
 
