@@ -27,7 +27,7 @@ from triptych_gateway.apis.messages import routes as messages
 from triptych_gateway.apis.operations import docs, health, load, playground
 from triptych_gateway.apis.pooling import routes as pooling
 from triptych_gateway.apis.responses import routes as responses
-from triptych_gateway.apis.responses.create import Responses
+from triptych_gateway.apis.responses.service import Responses
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.state import Gateway
 from triptych_gateway.wire.errors import handle_error

@@ -11,9 +11,8 @@ from triptych_common.rpc.structs import to_struct
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import MediaFile
 from triptych_gateway.wire.conversation import ChatPrompt, MediaPart, Message, TextPart, has_media
-from triptych_gateway.wire.generation import GenerationRequest
+from triptych_gateway.wire.generation import GenerationRequest, ResponseFormat, StructuredOutputs
 from triptych_gateway.wire.media import write_media
-from triptych_gateway.wire.structured import ResponseFormat, StructuredOutputs
 from triptych_gateway.wire.tools import FunctionDefinition
 
 TOOL_MODES = {

@@ -45,11 +45,9 @@ _ENCODER_CACHE = {
     encoder_pb2.CACHE_TIER_SHARED: "shared",
     encoder_pb2.CACHE_TIER_JOINED: "joined",
 }
-_SOURCES = {
-    common_pb2.EMBEDDING_SOURCE_UNSPECIFIED: None,
-    common_pb2.EMBEDDING_SOURCE_ENCODER: "encoder",
-    common_pb2.EMBEDDING_SOURCE_ENGINE: "engine",
-    common_pb2.EMBEDDING_SOURCE_PREFIX_CACHE: "prefix_cache",
+#: How the embeddings of an item came -> its name; None if that is not known.
+_SOURCES = {0: None} | {
+    source: name[len("EMBEDDING_SOURCE_") :].lower() for name, source in common_pb2.EmbeddingSource.items() if source
 }
 
 

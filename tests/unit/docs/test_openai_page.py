@@ -6,11 +6,11 @@ import pytest
 from docs.openai import FILE, Page, document
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from triptych_gateway.apis.chat.schema import ChatCompletionRequest
+from triptych_gateway.apis.completions.schema import CompletionRequest
 from triptych_gateway.app import ROUTERS
-from triptych_gateway.schemas.chat.request import ChatCompletionRequest
-from triptych_gateway.schemas.common import NoOp
-from triptych_gateway.schemas.completions import CompletionRequest
-from triptych_gateway.schemas.conversation import Message
+from triptych_gateway.wire.conversation import Message
+from triptych_gateway.wire.schema import NoOp
 
 ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute) and route.include_in_schema]
 

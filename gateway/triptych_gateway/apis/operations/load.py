@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import Request
 from google.protobuf.message import Message
@@ -68,12 +68,9 @@ class LoadResponse(BaseModel):
 
 
 router = AccessRouter(access=Access.OPERATOR, tags=["Operations"], responses=openapi_responses())
-_STATES: dict[int, ServiceState] = {
-    common_pb2.SERVER_STATE_STARTING: "starting",
-    common_pb2.SERVER_STATE_SERVING: "serving",
-    common_pb2.SERVER_STATE_DRAINING: "draining",
-    common_pb2.SERVER_STATE_SLEEPING: "sleeping",
-    common_pb2.SERVER_STATE_UNAVAILABLE: "unavailable",
+_STATES = {
+    state: cast(ServiceState, name.removeprefix("SERVER_STATE_").lower()) if state else "unknown"
+    for name, state in common_pb2.ServerState.items()
 }
 
 

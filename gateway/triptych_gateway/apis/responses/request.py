@@ -11,9 +11,9 @@ from triptych_common.rpc.structs import to_struct
 
 from triptych_gateway.apis.responses.items import AnyItem
 from triptych_gateway.apis.responses.messages import ConversationWriter, has_media
-from triptych_gateway.apis.responses.schema import ResponseRequest
-from triptych_gateway.apis.responses.tools import (
+from triptych_gateway.apis.responses.schema import (
     ResponseAllowedTools,
+    ResponseRequest,
     ResponseToolName,
     TextFormat,
     TextJsonObject,

@@ -23,23 +23,24 @@ class OutputTextPart(BaseModel):
     logprobs: list[Any]
 
 
-class OutputMessage(BaseModel):
+class _OutputItem(BaseModel):
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputMessage(_OutputItem):
     """A message of the assistant."""
 
-    id: str
     type: Literal["message"]
-    status: Literal["in_progress", "completed", "incomplete"]
     role: Literal["assistant"]
     content: list[OutputTextPart]
     phase: Literal["commentary", "final_answer"] | None = optional("commentary before a function call, else final_answer.")
 
 
-class OutputFunctionCall(BaseModel):
+class OutputFunctionCall(_OutputItem):
     """A call of a function."""
 
-    id: str
     type: Literal["function_call"]
-    status: Literal["in_progress", "completed", "incomplete"]
     call_id: str
     name: str
     arguments: Annotated[str, Field(description="JSON, unless the response is incomplete.")]
@@ -52,12 +53,10 @@ class ReasoningPart(BaseModel):
     text: str
 
 
-class ReasoningOutput(BaseModel):
+class ReasoningOutput(_OutputItem):
     """What the model thought."""
 
-    id: str
     type: Literal["reasoning"]
-    status: Literal["in_progress", "completed", "incomplete"]
     summary: list[ReasoningPart]
     content: list[ReasoningPart]
     encrypted_content: str | None = optional("The text in an opaque form; present if it was asked for.")
@@ -173,6 +172,11 @@ class CompactedResponse(BaseModel):
     usage: ResponseUsage
 
 
+#: Fields of the request that a response repeats.
+_SAME_NAMED = (
+    *("model", "user", "instructions", "max_output_tokens", "max_tool_calls"),
+    *("previous_response_id", "prompt_cache_key", "safety_identifier"),
+)
 #: Code of OpenAI's `error` of a response, by HTTP status.
 _ERROR_CODES = {400: "invalid_prompt", 404: "invalid_prompt", 429: "rate_limit_exceeded"}
 
@@ -183,24 +187,18 @@ def new_resource(body: ResponseRequest, response_id: str, is_stored: bool) -> di
         "id": response_id,
         "object": "response",
         "created_at": int(time.time()),
+        **{name: getattr(body, name) for name in _SAME_NAMED},
         "completed_at": None,
         "status": "in_progress",
         "background": bool(body.background),
         "error": None,
         "incomplete_details": None,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
-        "model": body.model,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "presence_penalty": body.presence_penalty or 0.0,
         "frequency_penalty": body.frequency_penalty or 0.0,
-        "previous_response_id": body.previous_response_id,
-        "prompt_cache_key": body.prompt_cache_key,
         "reasoning": _reasoning(body),
-        "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": is_stored,
         "temperature": 1.0 if body.temperature is None else body.temperature,
@@ -211,7 +209,6 @@ def new_resource(body: ResponseRequest, response_id: str, is_stored: bool) -> di
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
         "usage": None,
-        "user": body.user,
     }
 
 

@@ -1,22 +1,28 @@
-"""The routes of stored responses, and the router of all routes of /v1/responses."""
+"""The routes of /v1/responses: making responses, reading and deleting those that are stored."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import Depends, Query, Request, Response
 from triptych.errors import InvalidRequestError
 
+from triptych_gateway.access.control import audited
 from triptych_gateway.access.routes import Access, AccessRouter
-from triptych_gateway.apis.calls import responses
-from triptych_gateway.apis.json_body import JsonRoute
-from triptych_gateway.apis.responses.create import compact, count, create, responses_of
+from triptych_gateway.apis.calls import generate, preprocess, responses
+from triptych_gateway.apis.json_body import JsonRoute, files_of
+from triptych_gateway.apis.responses.background import Run
+from triptych_gateway.apis.responses.compaction import compacted, summary_request, with_task
+from triptych_gateway.apis.responses.request import convert
 from triptych_gateway.apis.responses.resource import CompactedResponse, DeletedResponse, ItemList, ResponseObject
 from triptych_gateway.apis.responses.schema import CompactRequest, InputTokens, InputTokensRequest, ResponseRequest
+from triptych_gateway.apis.responses.service import response_call, responses_of
 from triptych_gateway.apis.responses.websocket import serve
-from triptych_gateway.generation.http import EventStreamResponse
-from triptych_gateway.state import gateway_of
+from triptych_gateway.generation.http import EventStreamResponse, WholeResponse
+from triptych_gateway.state import gateway_of, grant_of, request_id_of
 from triptych_gateway.stores.store import StoredResponse
 from triptych_gateway.wire.errors import openapi_responses
 from triptych_gateway.wire.sse import split_events
@@ -43,19 +49,53 @@ def _known_query(*names: str) -> Any:
 @router.post("/v1/responses", response_class=Response, responses=responses(ResponseObject, _EVENTS))
 async def create_response(request: Request, body: ResponseRequest) -> Response:
     """Answer items with items."""
-    return await create(request, body)
+    history, background, stopping = responses_of(request).history, responses_of(request).background, gateway_of(request).stopping
+    parts = files_of(request)
+    made_from = await history.begin(request.state.principal.tenant, body, parts)
+    # What a cancelled run has made must be known, if its key pays for it.
+    is_streamed = bool(body.stream) or (bool(body.background) and grant_of(request).counts_tokens)
+    call, writer = await response_call(body, made_from, parts, request_id_of(request), is_streamed=is_streamed)
+    generation, release = await generate(request, call)
+    if body.background:
+        run = Run(made_from, writer, generation.events(), release, bool(body.stream))
+        run.release = _kept(request, run)
+        await background.start(run)
+        if not body.stream:
+            return Response(writer.json(), media_type="application/json")
+        return EventStreamResponse(run.follow(-1), run.failure, stopping, lambda: None)
+    if body.stream:
+        events = history.kept_events(generation.events(), made_from, writer)
+        return EventStreamResponse(events, writer.failure, stopping, release)
+    return WholeResponse(history.kept_whole(generation.whole(), made_from, writer), stopping, release)
 
 
 @router.post("/v1/responses/compact", response_class=Response, responses={200: {"model": CompactedResponse}, **openapi_responses()})
 async def compact_response(request: Request, body: CompactRequest) -> Response:
     """Summarize a conversation. The item in the answer takes its place in later requests."""
-    return await compact(request, body)
+    made_from = await responses_of(request).history.read(request.state.principal.tenant, body.input, body.previous_response_id)
+    made_from = replace(made_from, items=with_task(made_from.items))
+    call, writer = await response_call(
+        summary_request(body), made_from, files_of(request), request_id_of(request), is_streamed=False
+    )
+    generation, release = await generate(request, call)
+
+    async def work() -> bytes:
+        await generation.whole()
+        return compacted(writer.resource)
+
+    return WholeResponse(work(), gateway_of(request).stopping, release)
 
 
 @router.post("/v1/responses/input_tokens", responses=openapi_responses())
 async def count_input_tokens(request: Request, body: InputTokensRequest) -> InputTokens:
     """The number of tokens of a response's prompt, without making the response."""
-    return await count(request, body)
+    made_from = await responses_of(request).history.read(request.state.principal.tenant, body.input, body.previous_response_id)
+    # The items are read already.
+    names = ("model", "instructions", "tools", "tool_choice", "parallel_tool_calls", "reasoning", "truncation")
+    counted = ResponseRequest(input="", **{name: getattr(body, name) for name in names})
+    chat, files, fields = await convert(counted, made_from.items, made_from.history, files_of(request))
+    reply = await preprocess(request, chat, files, fields)
+    return InputTokens(input_tokens=len(reply.token_ids))
 
 
 @router.get(
@@ -140,3 +180,18 @@ async def _record(request: Request, response_id: str) -> StoredResponse:
 
 def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
+
+
+def _kept(request: Request, run: Run) -> Callable[[], None]:
+    """The release of a run that keeps the request's permission until it ends, and then writes to the audit log."""
+    release = grant_of(request).keep(run.release)
+    record = request.state.record
+
+    def ended() -> None:
+        # The client that closes its connection does not end the run. The one that cancels it does.
+        record.is_aborted = run.writer.resource["status"] == "cancelled"
+        release()
+        if run.task is not None:
+            gateway_of(request).access.ended("background", record, *audited(request.scope, request.scope["path"]))
+
+    return ended

@@ -27,9 +27,9 @@ from triptych_gateway.access.control import audited
 from triptych_gateway.access.grant import Grant
 from triptych_gateway.access.key_ring import Key
 from triptych_gateway.apis.json_body import check_names, too_many_parts
-from triptych_gateway.apis.responses.create import response_call, responses_of
 from triptych_gateway.apis.responses.events import ResponseWriter
 from triptych_gateway.apis.responses.schema import ResponseRequest
+from triptych_gateway.apis.responses.service import response_call, responses_of
 from triptych_gateway.body_budget import MEMORY_FACTOR, BodyHold
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.generation.run import Generation

@@ -10,12 +10,12 @@ import pytest
 from pydantic import ValidationError
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
-from triptych_gateway.apis.responses.create import response_call
 from triptych_gateway.apis.responses.history import ResponseInput, read_items
 from triptych_gateway.apis.responses.items import STORED_ITEMS
 from triptych_gateway.apis.responses.opaque import new_response_id, output_item_id, response_of_item, seal
 from triptych_gateway.apis.responses.request import chat_request
 from triptych_gateway.apis.responses.schema import ResponseRequest
+from triptych_gateway.apis.responses.service import response_call
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import MediaFile
 from triptych_gateway.wire.field_names import FieldNames
