@@ -85,7 +85,11 @@ class AccessControl:
         return key
 
     async def admit(self, headers: Mapping[str, str], record: RequestRecord, *, for_operators: bool) -> Grant:
-        """The permission for a request, after `authenticate`. Waits as `pace` says, but not for operators."""
+        """The permission of a request, for its owner to begin and end. Waits as `pace` says, but not for operators.
+
+        Raises:
+            AccessDeniedError: see `authenticate`.
+        """
         key = self.authenticate(headers, record, for_operators=for_operators)
         if not for_operators:
             await self.pace(key)

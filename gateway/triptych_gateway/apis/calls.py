@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import Request, Response
 from triptych.errors import TriptychError
-from triptych.v1 import generation_pb2, preprocess_pb2
+from triptych.v1 import preprocess_pb2
 
 from triptych_gateway.apis.json_body import take_hold
-from triptych_gateway.frontends.calls import MediaFile
 from triptych_gateway.frontends.client import PREPROCESS
 from triptych_gateway.generation.call import GenerationCall
 from triptych_gateway.generation.http import EventStreamResponse, WholeResponse
 from triptych_gateway.generation.run import Generation
 from triptych_gateway.state import call_context_of, gateway_of, grant_of, request_id_of
-from triptych_gateway.wire.contract import put_files
+from triptych_gateway.wire.contract import ConvertedChat
 from triptych_gateway.wire.errors import openapi_responses
-from triptych_gateway.wire.field_names import FieldNames, in_client_terms
+from triptych_gateway.wire.field_names import in_client_terms
 
 #: What the OpenAPI document says of OpenAI's answers.
 OPENAI_EVENTS = "One JSON object; or, when stream is true, server-sent events with chunks of it, and data: [DONE] at the end."
@@ -65,21 +64,25 @@ async def generate(request: Request, call: GenerationCall) -> tuple[Generation, 
     return Generation(calls, call, gateway.meter(request)), release
 
 
-async def preprocess(
-    request: Request, chat: generation_pb2.ChatRequest, files: Sequence[MediaFile], names: FieldNames
-) -> preprocess_pb2.PreprocessResponse:
+async def preprocess(request: Request, convert: Callable[[], Awaitable[ConvertedChat]]) -> preprocess_pb2.PreprocessResponse:
     """The prompt of a chat request, in tokens. Nothing is generated.
 
     Args:
-        files: of the request. They are put into it.
-        names: the client's names of the contract's fields, for errors.
+        convert: makes the chat request. It ends early if the client leaves.
     """
-    put_files(files)
-    gateway = gateway_of(request)
-    context = call_context_of(request.state.principal.tenant)
-    asked = preprocess_pb2.PreprocessRequest(chat=chat, context=context)
-    reply = gateway.frontend.call(PREPROCESS, asked, request_id_of(request))
+    return await gateway_of(request).until_disconnect(request, _preprocess(request, convert))
+
+
+async def _preprocess(request: Request, convert: Callable[[], Awaitable[ConvertedChat]]) -> preprocess_pb2.PreprocessResponse:
+    chat, files, names = await convert()
+    # PreprocessService takes no uploads. The request is the only one that keeps the files.
+    while files:
+        file = files.pop()
+        file.item.data = file.content
+        del file
+    asked = preprocess_pb2.PreprocessRequest(chat=chat, context=call_context_of(request.state.principal.tenant))
+    del chat
     try:
-        return await gateway.until_disconnect(request, reply)
+        return await gateway_of(request).frontend.call(PREPROCESS, asked, request_id_of(request))
     except TriptychError as error:
         raise in_client_terms(error, names) from error

@@ -12,18 +12,17 @@ from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.apis.calls import preprocess
 from triptych_gateway.apis.json_body import JsonRoute, files_of
 from triptych_gateway.file_parts import FileParts
-from triptych_gateway.frontends.calls import MediaFile
 from triptych_gateway.frontends.client import DETOKENIZE, TOKENIZE
 from triptych_gateway.state import gateway_of, request_id_of
-from triptych_gateway.wire.contract import check_all_taken, tool, write_prompt
-from triptych_gateway.wire.conversation import Message, TextOrMessages
+from triptych_gateway.wire.contract import ConvertedChat, check_all_taken, tool, write_prompt
+from triptych_gateway.wire.conversation import ChatPrompt, Message, TextOrMessages
 from triptych_gateway.wire.errors import openapi_responses
 from triptych_gateway.wire.field_names import FIELD_NAMES, conversation_fields
 from triptych_gateway.wire.schema import Schema, TokenId, at, optional
 from triptych_gateway.wire.tools import Tools
 
 
-class TokenizeRequest(TextOrMessages):
+class TokenizeRequest(ChatPrompt, TextOrMessages):
     """A text, or messages for the model's chat template."""
 
     text_field = "prompt"
@@ -72,8 +71,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     gateway, parts, strings = gateway_of(request), files_of(request), None
     reply: preprocess_pb2.PreprocessResponse | preprocess_pb2.TokenizeResponse
     if (messages := body.messages) is not None:
-        chat, files = await parts.run(lambda: _chat_request(body, messages, parts))
-        reply = await preprocess(request, chat, files, FIELD_NAMES | conversation_fields(messages, body.tools))
+        reply = await preprocess(request, lambda: parts.run(lambda: _chat_request(body, messages, parts)))
     else:
         text = preprocess_pb2.TokenizeRequest(text=body.prompt, add_special_tokens=body.add_special_tokens, model=body.model or "")
         reply = await gateway.until_disconnect(request, gateway.frontend.call(TOKENIZE, text, request_id_of(request)))
@@ -84,13 +82,11 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
-def _chat_request(
-    body: TokenizeRequest, messages: list[Message], parts: FileParts
-) -> tuple[generation_pb2.ChatRequest, list[MediaFile]]:
+def _chat_request(body: TokenizeRequest, messages: list[Message], parts: FileParts) -> ConvertedChat:
     chat = generation_pb2.ChatRequest(model=body.model, tools=[tool(given.function, parts) for given in body.tools or ()])
     files = write_prompt(chat, body, messages, parts)
     check_all_taken(parts)
-    return chat, files
+    return chat, files, FIELD_NAMES | conversation_fields(messages, body.tools)
 
 
 @router.post("/detokenize")

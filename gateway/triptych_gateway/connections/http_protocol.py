@@ -63,7 +63,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     uvicorn keeps such headers in memory without limit, before any key is checked. It waits for such clients without end; their
     requests then keep places that others need.
 
-    Headers that ended within what was read so far are left to the application, whose error has the shape of the route's dialect.
+    Headers that ended within what was read so far are left to the application, whose error has the shape of the route's API.
     """
 
     #: Bytes that were read since headers or trailers began, without what was read together with their beginning.

@@ -20,6 +20,15 @@ class Choice:
     """Collects the deltas of one choice, in their order."""
 
     deltas: list[generation_pb2.ChoiceDelta] = field(default_factory=list)
+    _num_calls: int = 0
+
+    def add(self, delta: generation_pb2.ChoiceDelta) -> None:
+        """Append a delta. Raises InternalError for a tool call that does not follow the one before."""
+        if delta.HasField("tool_call"):
+            if delta.tool_call.index > self._num_calls:
+                raise InternalError(f"the frontend sent tool call {delta.tool_call.index} after {self._num_calls} calls")
+            self._num_calls = max(self._num_calls, delta.tool_call.index + 1)
+        self.deltas.append(delta)
 
     @property
     def text(self) -> str:
@@ -34,17 +43,16 @@ class Choice:
     @property
     def tool_calls(self) -> list[generation_pb2.ToolCallDelta]:
         """The tool calls, each with its whole arguments: JSON text if the model kept to the format and was not cut short."""
-        calls: list[generation_pb2.ToolCallDelta] = []
+        pieces: dict[int, list[generation_pb2.ToolCallDelta]] = {}
         for delta in self.deltas:
-            if not delta.HasField("tool_call"):
-                continue
-            piece = delta.tool_call
-            if piece.index > len(calls):
-                raise InternalError(f"the frontend sent tool call {piece.index} after {len(calls)} calls")
-            if piece.index == len(calls):
-                calls.append(generation_pb2.ToolCallDelta(index=piece.index, id=piece.id, name=piece.name))
-            calls[piece.index].arguments += piece.arguments
-        return calls
+            if delta.HasField("tool_call"):
+                pieces.setdefault(delta.tool_call.index, []).append(delta.tool_call)
+        return [
+            generation_pb2.ToolCallDelta(
+                index=index, id=of_call[0].id, name=of_call[0].name, arguments="".join(piece.arguments for piece in of_call)
+            )
+            for index, of_call in sorted(pieces.items())
+        ]
 
     @property
     def token_ids(self) -> list[int]:

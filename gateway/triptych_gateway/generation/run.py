@@ -81,7 +81,7 @@ class Generation:
                         for delta in response.choices:
                             if delta.finish_reason and (failure := _failure(delta)) is not None:
                                 raise failure
-                            choices[prompt * self._num_choices + delta.index].deltas.append(delta)
+                            choices[prompt * self._num_choices + delta.index].add(delta)
                         self._cost.add(response)
         except TriptychError as error:
             raise self._call.in_client_terms(error) from error

@@ -11,10 +11,13 @@ from triptych_common.rpc.structs import to_struct
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import MediaFile
 from triptych_gateway.wire.conversation import ChatPrompt, MediaPart, Message, TextPart, has_media
+from triptych_gateway.wire.field_names import FieldNames
 from triptych_gateway.wire.generation import GenerationRequest, ResponseFormat, StructuredOutputs
 from triptych_gateway.wire.media import write_media
 from triptych_gateway.wire.tools import FunctionDefinition
 
+#: A request, its files, and the client's names of its fields.
+ConvertedChat = tuple[generation_pb2.ChatRequest, list[MediaFile], FieldNames]
 TOOL_MODES = {
     "auto": generation_pb2.ToolChoice.MODE_AUTO,
     "none": generation_pb2.ToolChoice.MODE_NONE,
@@ -84,12 +87,6 @@ def check_all_taken(parts: FileParts) -> None:
     """Raise InvalidRequestError if a file of the body was not used."""
     if parts:
         raise InvalidRequestError("the body has the address of a file in a place that takes none")
-
-
-def put_files(files: Sequence[MediaFile]) -> None:
-    """Put files into their request, for services that take no uploads."""
-    for file in files:
-        file.item.data = file.content
 
 
 def tool(function: FunctionDefinition, parts: FileParts) -> generation_pb2.Tool:

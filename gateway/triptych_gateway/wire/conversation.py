@@ -93,7 +93,7 @@ class AudioUrlPart(MediaPart):
 class InputAudio(Schema):
     """An audio file, inline."""
 
-    #: `dialects.convert` decodes it in a thread.
+    #: `wire.media` decodes it in a thread.
     data: Annotated[str, Field(min_length=1, description="The file in base64.")]
     format: Annotated[
         Literal["wav", "mp3", "flac", "ogg"], Field(description="What the file is; one that is not of this format is refused.")
@@ -164,18 +164,17 @@ class ChatPrompt(Schema):
     chat_template_kwargs: JsonObject | None = optional("Further variables for the chat template.")
     mm_processor_kwargs: JsonObject | None = optional("Options of the model's processor for all media, e.g. fps of a video.")
 
-    @model_validator(mode="after")
-    def _one_end(self) -> Self:
+    def check_end(self) -> None:
+        """Raise an error if the prompt would have two ends."""
         if self.continue_final_message and self.add_generation_prompt:
             raise at("continue_final_message", "cannot be true together with add_generation_prompt")
-        return self
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-class TextOrMessages(ChatPrompt):
-    """A text, or instead of it a conversation."""
+class TextOrMessages(Schema):
+    """A text, or instead of it a conversation with the options of `ChatPrompt`."""
 
     #: The name of the field with the text, and the names of those that are only for conversations.
     text_field: ClassVar[str]

@@ -141,12 +141,12 @@ class ApiError:
         return orjson.dumps({"error": error})
 
 
-#: Writes the JSON body of an error in a dialect. Its arguments: the error, the id of the request.
+#: Writes the JSON body of an error as an API has it. Its arguments: the error, the id of the request.
 ErrorBody = Callable[[ApiError, str], bytes]
 
 
 def error_response(error: Exception, scope: Scope) -> Response:
-    """The HTTP response for any error of a request, with the body of its route's dialect. By default the body is OpenAI's."""
+    """The HTTP response for any error of a request, with the body that its route's API has. By default the body is OpenAI's."""
     record = scope["state"]["record"]
     api_error = note_failure(record, error)
     write: ErrorBody | None = scope["app"].state.error_bodies.of(scope["path"])

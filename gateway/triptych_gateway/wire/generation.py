@@ -24,6 +24,7 @@ from triptych_gateway.wire.schema import (
     refuse,
 )
 
+#: Texts of structured_outputs.choice.
 MAX_TEXTS = 4096
 #: Fields of StructuredOutputs of which one is given, as clients name them.
 KINDS = ("json", "regex", "choice", "grammar", "json_object")

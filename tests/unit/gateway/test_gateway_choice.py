@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +36,7 @@ DELTAS = [
 def collected(deltas: list[Delta]) -> Choice:
     choice = Choice()
     for delta in deltas:
-        choice.deltas.append(delta)
+        choice.add(delta)
     return choice
 
 
@@ -50,7 +52,14 @@ def test_a_choice_collects_by_kind() -> None:
 
 def test_a_call_out_of_order_is_the_frontends_fault() -> None:
     with pytest.raises(InternalError, match="tool call 1 after 0 calls"):
-        _ = Choice([call(1, "{}", "b", "stop")]).tool_calls
+        Choice().add(call(1, "{}", "b", "stop"))
+
+
+def test_many_pieces_of_a_call_take_a_time_of_their_number() -> None:
+    choice = collected([call(0, "1234567") for _ in range(50_000)])
+    start_s = time.process_time()
+    assert len(choice.tool_calls[0].arguments) == 350_000
+    assert time.process_time() - start_s < 2
 
 
 @given(st.sets(st.integers(1, len(DELTAS) - 1)))

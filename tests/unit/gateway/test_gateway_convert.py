@@ -17,7 +17,7 @@ from triptych_gateway.apis.chat.schema import ChatCompletionRequest
 from triptych_gateway.apis.completions.request import complete_calls
 from triptych_gateway.apis.completions.schema import CompletionRequest
 from triptych_gateway.file_parts import FileParts
-from triptych_gateway.wire.contract import put_files, write_prompt
+from triptych_gateway.wire.contract import write_prompt
 from triptych_gateway.wire.conversation import ChatPrompt, Message
 from triptych_gateway.wire.field_names import FIELD_NAMES, in_client_terms
 from triptych_gateway.wire.generation import GenerationRequest
@@ -29,8 +29,9 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 
 def converted_chat(body: ChatCompletionRequest) -> generation_pb2.ChatRequest:
     """The request, with its files in it."""
-    chat, files = chat_request(body, NO_FILES)
-    put_files(files)
+    chat, files, _ = chat_request(body, NO_FILES)
+    for file in files:
+        file.item.data = file.content
     return chat
 
 

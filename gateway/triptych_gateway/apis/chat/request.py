@@ -6,14 +6,13 @@ from triptych.v1 import generation_pb2
 
 from triptych_gateway.apis.chat.schema import ChatCompletionRequest
 from triptych_gateway.file_parts import FileParts
-from triptych_gateway.frontends.calls import MediaFile
-from triptych_gateway.wire.contract import TOOL_MODES, check_all_taken, generation_options, tool, write_prompt
-from triptych_gateway.wire.field_names import FieldNames, conversation_fields, generation_fields
+from triptych_gateway.wire.contract import TOOL_MODES, ConvertedChat, check_all_taken, generation_options, tool, write_prompt
+from triptych_gateway.wire.field_names import conversation_fields, generation_fields
 from triptych_gateway.wire.tools import AllowedToolsChoice, NamedTool, ToolChoice, chosen_names
 
 
-def chat_request(body: ChatCompletionRequest, parts: FileParts) -> tuple[generation_pb2.ChatRequest, list[MediaFile]]:
-    """The request, and its files. This decodes the files, so call it in a thread if there are any.
+def chat_request(body: ChatCompletionRequest, parts: FileParts) -> ConvertedChat:
+    """The request, its files, and the client's names of its fields. It decodes the files, so call it in a thread if there are any.
 
     Args:
         parts: files that were cut out of the body.
@@ -37,13 +36,8 @@ def chat_request(body: ChatCompletionRequest, parts: FileParts) -> tuple[generat
         chat.reasoning.effort = body.reasoning_effort
     if body.thinking_token_budget is not None:
         chat.reasoning.max_tokens = body.thinking_token_budget
-    return chat, files
-
-
-def chat_fields(body: ChatCompletionRequest) -> FieldNames:
-    """The client's names of the contract's fields."""
     names = {"reasoning.max_tokens": "thinking_token_budget"} if body.thinking_token_budget is not None else {}
-    return names | generation_fields(body, "top_logprobs") | conversation_fields(body.messages, body.tools)
+    return chat, files, names | generation_fields(body, "top_logprobs") | conversation_fields(body.messages, body.tools)
 
 
 def _tool_choice(given: ToolChoice) -> generation_pb2.ToolChoice:

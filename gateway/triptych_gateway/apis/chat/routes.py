@@ -11,7 +11,7 @@ from triptych.v1 import common_pb2
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.apis.calls import OPENAI_EVENTS, answer, preprocess, responses
 from triptych_gateway.apis.chat.events import ChatWriter
-from triptych_gateway.apis.chat.request import chat_fields, chat_request
+from triptych_gateway.apis.chat.request import chat_request
 from triptych_gateway.apis.chat.schema import ChatCompletion, ChatCompletionRequest, MediaFeatures, Placeholder, RenderResponse
 from triptych_gateway.apis.json_body import JsonRoute, files_of
 from triptych_gateway.frontends.calls import FrontendCall
@@ -28,10 +28,10 @@ router = AccessRouter(access=Access.KEY, route_class=JsonRoute)
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
     """Answer a conversation."""
     parts, request_id = files_of(request), request_id_of(request)
-    chat, files = await parts.run(lambda: chat_request(body, parts))
+    chat, files, names = await parts.run(lambda: chat_request(body, parts))
     call = FrontendCall(chat, request_id, output_mode(body.stream), files)
     writer = ChatWriter(request_id, gateway_of(request).frontend.fingerprint(body.model), body)
-    return await answer(request, GenerationCall([call], writer, bool(body.stream), chat_fields(body), body.num_choices))
+    return await answer(request, GenerationCall([call], writer, bool(body.stream), names, body.num_choices))
 
 
 @router.post("/v1/chat/completions/render", response_model=RenderResponse, responses=openapi_responses(), tags=["Tokens"])
@@ -41,8 +41,7 @@ async def render_chat_completion(request: Request, body: ChatCompletionRequest) 
         field = "truncate_prompt_tokens"
         raise InvalidRequestError(f"{field}: not possible here; the whole prompt is rendered", field=field)
     parts = files_of(request)
-    chat, files = await parts.run(lambda: chat_request(body, parts))
-    reply = await preprocess(request, chat, files, chat_fields(body))
+    reply = await preprocess(request, lambda: parts.run(lambda: chat_request(body, parts)))
     rendered = RenderResponse(
         model=body.model,
         prompt=reply.prompt,

@@ -83,6 +83,7 @@ class ChatCompletionRequest(ChatPrompt, GenerationRequest):
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise at("max_tokens", f"is the older name of max_completion_tokens; given: {both[0]} and {both[1]}")
+        self.check_end()
         return self
 
     @model_validator(mode="after")

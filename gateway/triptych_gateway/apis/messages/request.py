@@ -1,4 +1,8 @@
-"""Converts Messages requests to the contract's ChatRequest. Sets only what the client set."""
+"""Converts Messages requests to the contract's ChatRequest. Sets only what the client set.
+
+The two shapes differ: a tool result is a block of a user's message in one and a message of its own in the other, and neighbouring
+messages of one role are one turn.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +33,7 @@ from triptych_gateway.apis.messages.schema import (
 )
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import MediaFile
-from triptych_gateway.wire.contract import TOOL_MODES, check_all_taken
-from triptych_gateway.wire.field_names import FieldNames
+from triptych_gateway.wire.contract import TOOL_MODES, ConvertedChat, check_all_taken
 from triptych_gateway.wire.media import inline_file, set_url
 
 _FIELD_NAMES = {
@@ -166,7 +169,7 @@ class ConversationWriter:
         return turns.add(role=role)
 
 
-def chat_request(body: PromptFields, parts: FileParts) -> tuple[generation_pb2.ChatRequest, list[MediaFile], FieldNames]:
+def chat_request(body: PromptFields, parts: FileParts) -> ConvertedChat:
     """The prompt as a ChatRequest, its files, and the client's names of the contract's fields.
 
     Args:

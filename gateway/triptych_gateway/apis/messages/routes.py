@@ -45,5 +45,5 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
 async def count_tokens(request: Request, body: CountTokensRequest) -> TokenCount:
     """The number of tokens of a conversation, without answering it."""
     parts = files_of(request)
-    reply = await preprocess(request, *await parts.run(lambda: chat_request(body, parts)))
+    reply = await preprocess(request, lambda: parts.run(lambda: chat_request(body, parts)))
     return TokenCount(input_tokens=len(reply.token_ids))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from triptych_gateway.wire.conversation import TextOrMessages
+from triptych_gateway.wire.conversation import ChatPrompt, TextOrMessages
 from triptych_gateway.wire.schema import NoOp, Prompts, PromptTokenIds, Schema, at, optional, prompt_list
 
 #: Most inputs of one request.
@@ -32,22 +32,30 @@ _User = Annotated[str | None, Field(description="The client's own label of its e
 _Model = Annotated[str | None, Field(description="A name from /v1/models; by default the only one.")]
 
 
-class InputRequest(TextOrMessages):
-    """The fields that the routes with `input` share."""
-
+class _InputFields(TextOrMessages):
     text_field = "input"
 
     input: Prompts[_Texts, _TokenIdLists] | None = optional("A text, a list of texts, token ids, or a list of lists of token ids.")
-    add_generation_prompt: bool | None = optional("With messages: end with the start of an assistant turn. Default false.")
     user: _User = None
     truncate_prompt_tokens: _Truncation = None
     priority: _Priority = None
     cache_salt: str | None = optional("The embeddings of media are shared only between requests of the same salt.", min_length=1)
 
+
+class InputRequest(ChatPrompt, _InputFields):
+    """The fields that the routes with `input` share."""
+
+    add_generation_prompt: bool | None = optional("With messages: end with the start of an assistant turn. Default false.")
+
     @property
     def inputs(self) -> list[str | list[int]]:
         """The inputs as a list; empty with messages."""
         return [] if self.input is None else prompt_list(self.input)
+
+    @model_validator(mode="after")
+    def _prompt_has_one_end(self) -> Self:
+        self.check_end()
+        return self
 
 
 class EmbeddingRequest(InputRequest):

@@ -37,6 +37,8 @@ def response_of_item(item_id: str) -> str | None:
     return None if match is None else f"resp_{match[1]}"
 
 
+# It is encoded, not encrypted: the model's reasoning is no secret here, and every gateway can read what another one wrote. It is
+# not compressed either: a request could then unpack to a thousand times the memory that was reserved for it.
 _MARK = "tpv1."
 _CHECKSUM_BYTES = 4
 

@@ -21,9 +21,8 @@ from triptych_gateway.apis.responses.schema import (
     ToolChoice,
 )
 from triptych_gateway.file_parts import FileParts
-from triptych_gateway.frontends.calls import MediaFile
-from triptych_gateway.wire.contract import TOOL_MODES, check_all_taken, generation_options, tool
-from triptych_gateway.wire.field_names import FieldNames, generation_fields
+from triptych_gateway.wire.contract import TOOL_MODES, ConvertedChat, check_all_taken, generation_options, tool
+from triptych_gateway.wire.field_names import generation_fields
 
 #: The contract's field -> the client's field.
 _FIELD_NAMES = {
@@ -32,17 +31,16 @@ _FIELD_NAMES = {
     "reasoning.effort": "reasoning.effort",
 }
 _FORMAT_NAMES = {"options.constraint": "text.format", "options.constraint.json_schema": "text.format.schema"}
-Converted = tuple[generation_pb2.ChatRequest, list[MediaFile], FieldNames]
 
 
-async def convert(body: ResponseRequest, items: Sequence[AnyItem], history: Sequence[AnyItem], parts: FileParts) -> Converted:
+async def convert(body: ResponseRequest, items: Sequence[AnyItem], history: Sequence[AnyItem], parts: FileParts) -> ConvertedChat:
     """`chat_request`, in a thread where that takes long."""
     if has_media(history):  # its files are not in the body
         return await asyncio.to_thread(chat_request, body, items, history, parts)
     return await parts.run(lambda: chat_request(body, items, history, parts))
 
 
-def chat_request(body: ResponseRequest, items: Sequence[AnyItem], history: Sequence[AnyItem], parts: FileParts) -> Converted:
+def chat_request(body: ResponseRequest, items: Sequence[AnyItem], history: Sequence[AnyItem], parts: FileParts) -> ConvertedChat:
     """The request, its files, and the client's names of its fields.
 
     Args:

@@ -24,6 +24,7 @@ from triptych_gateway.apis.responses.websocket import serve
 from triptych_gateway.generation.http import EventStreamResponse, WholeResponse
 from triptych_gateway.state import gateway_of, grant_of, request_id_of
 from triptych_gateway.stores.store import StoredResponse
+from triptych_gateway.wire.contract import ConvertedChat
 from triptych_gateway.wire.errors import openapi_responses
 from triptych_gateway.wire.sse import split_events
 
@@ -89,12 +90,16 @@ async def compact_response(request: Request, body: CompactRequest) -> Response:
 @router.post("/v1/responses/input_tokens", responses=openapi_responses())
 async def count_input_tokens(request: Request, body: InputTokensRequest) -> InputTokens:
     """The number of tokens of a response's prompt, without making the response."""
-    made_from = await responses_of(request).history.read(request.state.principal.tenant, body.input, body.previous_response_id)
-    # The items are read already.
-    names = ("model", "instructions", "tools", "tool_choice", "parallel_tool_calls", "reasoning", "truncation")
-    counted = ResponseRequest(input="", **{name: getattr(body, name) for name in names})
-    chat, files, fields = await convert(counted, made_from.items, made_from.history, files_of(request))
-    reply = await preprocess(request, chat, files, fields)
+    history, tenant = responses_of(request).history, request.state.principal.tenant
+
+    async def converted() -> ConvertedChat:
+        made_from = await history.read(tenant, body.input, body.previous_response_id)
+        # The items are read already.
+        names = ("model", "instructions", "tools", "tool_choice", "parallel_tool_calls", "reasoning", "truncation")
+        counted = ResponseRequest(input="", **{name: getattr(body, name) for name in names})
+        return await convert(counted, made_from.items, made_from.history, files_of(request))
+
+    reply = await preprocess(request, converted)
     return InputTokens(input_tokens=len(reply.token_ids))
 
 

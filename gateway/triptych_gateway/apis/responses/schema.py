@@ -152,14 +152,13 @@ class ConversationFields(Schema):
 
     model: Annotated[str, Field(description="A name from /v1/models.")]
     input: Input | None = optional("A text of the user, or items.")
-    instructions: str | None = optional("A system message before all items. Not taken over by responses that continue this one.")
-    previous_response_id: str | None = optional("Continue this stored response.", max_length=128)
+    instructions: str | None = optional("A system message before all items. Responses that continue this one do not take it over.")
+    previous_response_id: str | None = optional("The conversation up to this stored response, before the input.", max_length=128)
 
-    @model_validator(mode="after")
-    def _something_to_say(self) -> Self:
+    def needs_input(self) -> None:
+        """Raise an error if there is nothing to answer."""
         if self.input is None and self.previous_response_id is None:
             raise at("input", "this field is required, unless previous_response_id is given")
-        return self
 
 
 class PromptFields(ConversationFields):
@@ -168,7 +167,7 @@ class PromptFields(ConversationFields):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = optional("Whether one response may have several calls.")
-    text: TextOptions | None = None
+    text: TextOptions | None = optional("The format of the text. It is not part of the prompt.")
     reasoning: ReasoningOptions | None = None
     truncation: Literal["auto", "disabled"] | None = optional("auto leaves out the oldest turns where all are too long.")
     conversation: Annotated[Any, NoOp(because="send previous_response_id")] = None
@@ -187,6 +186,11 @@ class CompactRequest(ConversationFields):
     prompt_cache_options: Annotated[Any, NoOp()] = None
     prompt_cache_retention: Annotated[Any, NoOp("in_memory")] = None
     service_tier: Annotated[Any, NoOp("auto", "default")] = None
+
+    @model_validator(mode="after")
+    def _something_to_compact(self) -> Self:
+        self.needs_input()
+        return self
 
 
 class InputTokensRequest(PromptFields):
@@ -272,6 +276,7 @@ class ResponseRequest(PromptFields, GenerationRequest):
     def _response_options_fit_together(self) -> Self:
         if self.background and self.store is False:
             raise at("background", "needs store, because its result is only in the store")
+        self.needs_input()
         if self.truncation == "auto" and self.truncate_prompt_tokens is not None:
             raise at("truncation", "cannot be auto together with truncate_prompt_tokens")
         if self.structured_outputs is not None and self.text is not None and self.text.format is not None:

@@ -230,8 +230,7 @@ class _Connection:
         call, writer = await response_call(body, made_from, files, request_id, is_streamed=True)
         writer.generates = generates
         if not generates:
-            for one in call.calls:
-                one.request.options.sampling.max_tokens = 0
+            call.calls[0].request.options.sampling.max_tokens = 0
         await grant.admit(call.calls)
         meter = GenerationMeter(gateway.metrics, record, self._websocket.scope["path"])
         generation = Generation(gateway.router.generate(call.calls, call_context_of(tenant), release), call, meter)

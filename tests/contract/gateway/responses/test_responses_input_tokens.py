@@ -52,6 +52,14 @@ async def test_a_field_has_its_effect(name: str) -> None:
     assert not shows(without)
 
 
+async def test_instructions_alone_are_counted_and_nothing_is_not() -> None:
+    async with gateway_client() as client:
+        counted = await client.post(PATH, json={"model": MODEL.name, "instructions": "Be brief."})
+        nothing = await client.post(PATH, json={"model": MODEL.name})
+    assert counted.status_code == 200, counted.text
+    assert (nothing.status_code, nothing.json()["error"]["message"]) == (400, "input: at least one item is needed")
+
+
 @pytest.mark.parametrize("name", REFUSED)
 async def test_a_field_is_refused_by_its_name(name: str) -> None:
     async with gateway_client() as client:

@@ -48,7 +48,7 @@ def streamed(deltas: list[Delta], **options: Any) -> tuple[list[dict[str, Any]],
 def whole(deltas: list[Delta], **options: Any) -> dict[str, Any]:
     choice = Choice()
     for delta in deltas:
-        choice.deltas.append(delta)
+        choice.add(delta)
     answer: dict[str, Any] = orjson.loads(a_writer(**options).whole([choice], COST))
     anthropic.types.Message.model_validate(answer)
     return answer
@@ -131,7 +131,7 @@ def test_an_answer_that_fills_the_context_says_so() -> None:
     deltas = [Delta(text="a"), Delta(finish_reason=LENGTH)]
     choice = Choice()
     for delta in deltas:
-        choice.deltas.append(delta)
+        choice.add(delta)
     writer = a_writer(max_tokens=6)
     assert orjson.loads(writer.whole([choice], COST))["stop_reason"] == "model_context_window_exceeded"
 

@@ -213,7 +213,7 @@ def test_the_whole_answer_is_the_last_response_of_the_stream() -> None:
     streamed = written(a_writer(), EVERYTHING)[-1]["response"]
     choice = Choice()
     for delta in EVERYTHING:
-        choice.deltas.append(delta)
+        choice.add(delta)
     whole = orjson.loads(a_writer().whole([choice], COST))
     for volatile in ("created_at", "completed_at"):
         assert isinstance(whole.pop(volatile), int)
