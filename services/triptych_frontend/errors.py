@@ -7,8 +7,6 @@ from collections.abc import Collection
 
 from triptych.errors import InternalError, InvalidRequestError, TriptychError
 
-log = logging.getLogger(__name__)
-
 
 def refusal(field: str, problem: str, limit: object = "", value: object = "") -> InvalidRequestError:
     """The error about a field whose message begins with the field's name."""
@@ -52,10 +50,11 @@ def renamed(error: TriptychError, field: str, message: str) -> TriptychError:
     return type(error)(message, field=field, limit=error.limit, value=error.value, retry_after_s=error.retry_after_s)
 
 
-def expected(error: Exception, request_id: str | None = None) -> TriptychError:
+def client_error(error: Exception, log: logging.Logger, request_id: str | None = None) -> TriptychError:
     """The error itself if a client may see it. Else it is logged, and the client learns only its class.
 
     Args:
+        log: of the module that caught it.
         request_id: of the client's request, where it is not that of the task.
     """
     if isinstance(error, TriptychError):

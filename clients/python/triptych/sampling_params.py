@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,7 +97,8 @@ class SamplingParams:
             InvalidRequestError: a value that the contract's field cannot hold, or not exactly one field of `structured_outputs`.
                 Ranges are checked by the server.
         """
-        given: dict[str, Any] = {**vars(self), "include_stop_in_output": self.include_stop_str_in_output}
+        given: dict[str, Any] = {one.name: getattr(self, one.name) for one in dataclasses.fields(SamplingParams)}
+        given["include_stop_in_output"] = self.include_stop_str_in_output
         given["top_k"] = 0 if self.top_k == -1 else self.top_k
         given["seed"] = None if self.seed == -1 else self.seed
         if (wanted := self.structured_outputs) is not None:

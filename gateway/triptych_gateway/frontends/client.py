@@ -1,4 +1,4 @@
-"""Unary calls to the frontends: models, tokens, prompts."""
+"""Unary calls to the frontends: models, tokens, prompts, vectors, scores, classes, loads."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ class Method(Generic[Request, Response]):
         of: the method of a connection's stub.
         timeout_s: longest time for an answer, in seconds.
         needs_engine: a frontend without an engine cannot answer.
-        operation: what traces call it, if a model works for it.
+        pools: a model works for it, so that it takes tokens of its caller's key and is counted.
+        operation: what traces call it then.
     """
 
     of: Callable[[FrontendConnection], Callable[..., Awaitable[Response]]]
     timeout_s: float
     needs_engine: bool = True
+    pools: bool = False
     operation: str = ""
 
 
@@ -56,13 +58,13 @@ DETOKENIZE: Method[detokenize_pb2.DetokenizeRequest, detokenize_pb2.DetokenizeRe
     lambda frontend: frontend.detokenize.Detokenize, CALL_TIMEOUT_S, needs_engine=False
 )
 EMBED: Method[generation_pb2.EmbedRequest, generation_pb2.EmbedResponse] = Method(
-    lambda frontend: frontend.generation.Embed, WORK_TIMEOUT_S, operation="embeddings"
+    lambda frontend: frontend.generation.Embed, WORK_TIMEOUT_S, pools=True, operation="embeddings"
 )
 SCORE: Method[generation_pb2.ScoreRequest, generation_pb2.ScoreResponse] = Method(
-    lambda frontend: frontend.generation.Score, WORK_TIMEOUT_S, operation="score"
+    lambda frontend: frontend.generation.Score, WORK_TIMEOUT_S, pools=True, operation="score"
 )
 CLASSIFY: Method[generation_pb2.ClassifyRequest, generation_pb2.ClassifyResponse] = Method(
-    lambda frontend: frontend.generation.Classify, WORK_TIMEOUT_S, operation="classify"
+    lambda frontend: frontend.generation.Classify, WORK_TIMEOUT_S, pools=True, operation="classify"
 )
 
 

@@ -100,12 +100,12 @@ class GatewayServicer(
         if "context" in request.DESCRIPTOR.fields_by_name:
             # What the client says of itself does not count.
             request.context.CopyFrom(call_context_of(call.tenant))
-        if method.operation:
+        if method.pools:
             note_call(method.operation, model)
             await call.grant.admit_pooling(request)
         self._put_files(call)
         response: Any = await gateway.frontend.call(method, request, call.record.request_id)
-        if method.operation:
+        if method.pools:
             gateway.metrics.pooled(call.record, response.usage)
         return response
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from triptych.errors import InvalidRequestError
 
@@ -49,7 +49,7 @@ class StoredResponse:
         return self.num_item_bytes + len(self.events)
 
 
-class ResponseReader(Protocol):
+class ResponseReader(ABC):
     """Responses that can be continued.
 
     A missing, expired or deleted response, and one of another tenant, all look the same: None or False.
@@ -62,6 +62,7 @@ class ResponseReader(Protocol):
         """The response."""
         return next(iter(await self.walk(tenant, response_id, 0)), None)
 
+    @abstractmethod
     async def walk(self, tenant: str, response_id: str, max_bytes: int) -> list[StoredResponse]:
         """The response and those that it continues, newest first, read at once.
 
@@ -69,24 +70,28 @@ class ResponseReader(Protocol):
         """
 
 
-class ResponseStore(ResponseReader, Protocol):
+class ResponseStore(ResponseReader):
     """Keeps responses until their time to live is over. It may drop the oldest ones earlier when it is full."""
 
+    @abstractmethod
     async def put(self, record: StoredResponse) -> None:
         """Keep a new response."""
 
+    @abstractmethod
     async def replace(self, record: StoredResponse) -> bool:
         """Replace a response that has not ended. Returns False, and changes nothing, if it has ended or is not there."""
 
+    @abstractmethod
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Delete the response. Returns whether it was there."""
 
+    @abstractmethod
     async def close(self) -> None:
         """Release the connections and files."""
 
 
-class ConnectionStore(ResponseReader):
-    """Reads a store, and before it the own responses of a WebSocket connection, which are not stored.
+class ConnectionResponses(ResponseReader):
+    """The own responses of a WebSocket connection, which are not stored, and behind them those of a store.
 
     Args:
         max_bytes: size of the own responses; the oldest are dropped first.

@@ -113,7 +113,7 @@ class TextScan:
         matches = self.feed(text)
         text = self.held + text
         if not matches:
-            num_certain = len(text) - self._matcher.depth[self._state]
+            num_certain = len(text) - self.num_held
             self.held = text[num_certain:]
             return text[:num_certain], None, ""
         first, self.held = matches[0], ""

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from triptych.errors import InvalidRequestError, TriptychError
@@ -23,9 +24,11 @@ from triptych_common.rpc.tensors import from_numpy
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.item import CallItem, Encoded, ItemState, Lease
-from triptych_frontend.errors import expected
+from triptych_frontend.errors import client_error
 from triptych_frontend.media.budget import MediaHold
 from triptych_frontend.media.item import PreparedMedia
+
+log = logging.getLogger(__name__)
 
 #: The engine may compute tokens with embeddings before their encoder's reply arrives here. Later replies are not waited for.
 _REPLY_S = 1.0
@@ -159,7 +162,7 @@ class MediaEncoding:
                 self._client.counts["failed"] += 1
             item.fail(error)
         except Exception as error:
-            item.fail(expected(error))
+            item.fail(client_error(error, log))
         finally:
             self._note_asked(key)
 

@@ -12,7 +12,7 @@ from triptych.errors import TriptychError
 from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 from triptych_common.rpc.status import to_request_error
 
-from triptych_frontend.errors import expected
+from triptych_frontend.errors import client_error
 from triptych_frontend.generation.call_trace import CallTrace
 from triptych_frontend.generation.choice import Choice
 from triptych_frontend.generation.sequences.media_call import MediaCall
@@ -39,7 +39,7 @@ class Sequences(Protocol):
         ...
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Generation:
     """The choices of one call, and their new output.
 
@@ -124,7 +124,7 @@ class Generation:
         try:
             self._feed(index, output)
         except Exception as error:
-            self.on_error(index, expected(error, self.request_id))
+            self.on_error(index, client_error(error, log, self.request_id))
 
     def on_error(self, index: int, error: TriptychError) -> None:
         # One failed choice ends the call.

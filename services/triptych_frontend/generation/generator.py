@@ -31,7 +31,7 @@ from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.served_model import ServedModel
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Generator:
     """Starts generations.
 

@@ -47,7 +47,7 @@ class KnowsEncoders(Protocol):
         ...
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MediaPreparer:
     """Fetches and inspects the media of a request, and computes their keys.
 
@@ -160,9 +160,10 @@ class MediaPreparer:
         """The raw file. None if the client sent only a uuid."""
         item, kind = media.item, media.item.WhichOneof("source")
         if kind == "data":
-            check_count(media.field, len(item.data), self.settings.max_media_bytes, "bytes")
-            hold.take(len(item.data), media.field)
-            return item.data
+            content = item.data  # each access copies it
+            check_count(media.field, len(content), self.settings.max_media_bytes, "bytes")
+            hold.take(len(content), media.field)
+            return content
         if kind == "upload_id":
             content = self.uploads.look(item.upload_id, principal.tenant, media.field)
             self.uploads.drop(item.upload_id)

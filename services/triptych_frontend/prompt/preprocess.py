@@ -65,7 +65,7 @@ class Prompt(TokenizedPrompt):
             self.hold.release()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Preprocessor:
     """Renders, tokenizes and decodes in `num_tokenizer_threads` threads.
 

@@ -29,7 +29,7 @@ from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
 _Context: TypeAlias = grpc.aio.ServicerContext
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class GenerationServicer(GenerationCalls):
     """Chat and Complete, whole and streamed, Session, Embed, Score, Classify, UploadMedia, ListModels, Describe, GetLoad.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 
@@ -14,9 +15,11 @@ from triptych_common.rpc.security.roles import trusted_context
 from triptych_common.rpc.status import to_request_error
 from triptych_common.telemetry.logs import request_id_var
 
-from triptych_frontend.errors import expected
+from triptych_frontend.errors import client_error
 from triptych_frontend.generation.call import Generation
 from triptych_frontend.generation.generator import Generator
+
+log = logging.getLogger(__name__)
 
 Request = generation_pb2.GenerationServiceSessionRequest
 Response = generation_pb2.GenerationServiceSessionResponse
@@ -116,7 +119,7 @@ class GenerationSession:
                 context=trusted_context(call.context),
             )
         except Exception as error:
-            self._due.append(CallResponse(number=number, error=to_request_error(expected(error))))
+            self._due.append(CallResponse(number=number, error=to_request_error(client_error(error, log))))
             self._changed.set()
         finally:
             if self._preparing.get(number) is asyncio.current_task():

@@ -53,6 +53,10 @@ class AioResponses(Generic[StreamResponseT, ResponseT]):
         if not self._rpc.done() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._rpc.cancel)
 
+    @property
+    def _has_ended(self) -> bool:
+        return bool(self._rpc.done())
+
     async def __anext__(self) -> StreamResponseT:
         """The next response. After `close`, the stream ends as if the server had ended it.
 

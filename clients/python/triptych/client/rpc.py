@@ -30,6 +30,10 @@ class Responses(Generic[StreamResponseT, ResponseT]):
         self._accumulator: Accumulator[StreamResponseT, ResponseT] = accumulator
         self._is_closed = False
 
+    @property
+    def _has_ended(self) -> bool:
+        return bool(not self._rpc.is_active())
+
     def __next__(self) -> StreamResponseT:
         """The next response. After `close`, the stream ends as if the server had ended it.
 

@@ -48,7 +48,7 @@ class Stream(Responses[StreamResponseT, ResponseT]):
 
     def trailing_media(self) -> list[generation_pb2.MediaReport]:
         """The reports on media in the trailing metadata. Empty until the stream has ended, and if they are too long for it."""
-        entries = (self._rpc.trailing_metadata() if self._rpc.done() else None) or ()
+        entries = (self._rpc.trailing_metadata() if self._has_ended else None) or ()
         return [generation_pb2.MediaReport.FromString(value) for key, value in entries if key == _MEDIA_KEY]
 
     def close(self) -> None:

@@ -70,13 +70,16 @@ class LLM(TextMethods, PoolingMethods):
             for service, settings in given.items():
                 options[service] = {**options.get(service, {}), **(settings or {})}
             server = LocalServer(model, log_level=log_level, log_file=log_file, **options)
-            address, model, api_key, tls = server.addresses.frontends[0], server.addresses.model, None, None
+            api_key, tls = None, None
         else:
             _refuse_beside_address(arguments | given | {"log_level": log_level, "log_file": log_file})
         try:
+            target = str(address)
+            if server is not None:
+                target, model = server.addresses.frontends[0], server.addresses.model
             max_num_seqs = (options.get("engine") or {}).get("max_num_seqs") or _MAX_NUM_SEQS
             max_in_flight = min(2 * max_num_seqs * (options.get("engines") or 1), _MAX_IN_FLIGHT)
-            self._runtime = Runtime(server, address, model, max_in_flight, api_key, tls)
+            self._runtime = Runtime(server, target, model, max_in_flight, api_key, tls)
         except BaseException:
             if server is not None:
                 server.close()

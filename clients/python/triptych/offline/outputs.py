@@ -119,17 +119,25 @@ class _PoolingRequestOutput(Generic[T]):
 class PoolingRequestOutput(_PoolingRequestOutput[PoolingOutput]):
     """The result of `LLM.encode` for one input."""
 
+    __slots__ = ()
+
 
 class EmbeddingRequestOutput(_PoolingRequestOutput[EmbeddingOutput]):
     """The result of `LLM.embed` for one input."""
+
+    __slots__ = ()
 
 
 class ClassificationRequestOutput(_PoolingRequestOutput[ClassificationOutput]):
     """The result of `LLM.classify` for one input."""
 
+    __slots__ = ()
+
 
 class ScoringRequestOutput(_PoolingRequestOutput[ScoringOutput]):
     """The result of `LLM.score` for one pair."""
+
+    __slots__ = ()
 
 
 @dataclass(slots=True)

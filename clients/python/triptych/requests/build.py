@@ -99,9 +99,9 @@ def build_score(
     queries: PoolingInputs | generation_pb2.ScoreRequest, documents: PoolingInputs, options: of.ScoreOptions
 ) -> generation_pb2.ScoreRequest:
     if not isinstance(queries, generation_pb2.ScoreRequest):
-        documents = _inputs(documents)
-    given = {"documents": documents, **options} if documents else options
-    return _simple(generation_pb2.ScoreRequest, "queries", queries, given, read=_inputs)
+        queries, documents = _inputs(queries), _inputs(documents)
+    given = {**options, "documents": documents} if documents else options
+    return _simple(generation_pb2.ScoreRequest, "queries", queries, given)
 
 
 def build_classify(

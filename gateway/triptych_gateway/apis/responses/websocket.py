@@ -36,7 +36,7 @@ from triptych_gateway.generation.run import Generation
 from triptych_gateway.metrics import GenerationMeter
 from triptych_gateway.record import RequestRecord
 from triptych_gateway.state import Gateway, call_context_of, gateway_of, grant_of
-from triptych_gateway.stores.store import ConnectionStore
+from triptych_gateway.stores.store import ConnectionResponses
 from triptych_gateway.tracing import note_error
 from triptych_gateway.wire.errors import (
     CLIENT_CLOSED_REQUEST,
@@ -101,7 +101,7 @@ class _Connection:
         self._tenant = key.principal.tenant
         #: Messages with the memory that is reserved for them, or why there is none.
         self._messages: asyncio.Queue[tuple[str, BodyHold] | QueueFullError] = asyncio.Queue(_MAX_WAITING)
-        self._store = ConnectionStore(gateway.store, gateway.settings.max_stored_response_bytes)
+        self._store = ConnectionResponses(gateway.store, gateway.settings.max_stored_response_bytes)
 
     async def read(self) -> None:
         """Read messages until the client closes the connection."""

@@ -71,10 +71,10 @@ class ToolSchema:
         if unnamed or (isinstance(others, dict) and others):
             self.refuse("required" if unnamed else "additionalProperties")
 
-    def check_name(self, name: str, pattern: re.Pattern[str], refusal: str) -> None:
-        """Raise InvalidRequestError with this refusal, where {} stands for the name, if an argument cannot have the name."""
+    def check_name(self, name: str, pattern: re.Pattern[str], reason: str) -> None:
+        """Raise InvalidRequestError with this reason, where {} stands for the name, if an argument cannot have the name."""
         if not pattern.fullmatch(name):
-            raise InvalidRequestError(f"this model {refusal.format(repr(name))}", field=self._field, value=name)
+            raise InvalidRequestError(f"this model {reason.format(repr(name))}", field=self._field, value=name)
 
     @property
     def takes_any(self) -> bool:

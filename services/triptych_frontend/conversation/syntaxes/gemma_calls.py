@@ -62,8 +62,8 @@ class _GemmaRules:
         first, rest = self._new(), self._new()
         pairs = []
         for name, value, is_required in arguments:
-            refusal = "writes arguments without quotation marks, where {} cannot be the name of one"
-            self._schema.check_name(name, _WORD, refusal)
+            reason = "writes arguments without quotation marks, where {} cannot be the name of one"
+            self._schema.check_name(name, _WORD, reason)
             pairs.append((sequence(json.dumps(f"{name}:"), self.value(value)), is_required))
         self.rules += chain_rules(first, rest, pairs, '","')
         return f'"{{" {first}_0 "}}"'

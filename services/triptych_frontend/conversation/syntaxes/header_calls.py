@@ -32,7 +32,7 @@ class HeaderSyntax(CallSyntax):
     after: str = ""
     opener: str = ""
     closer: str = ""
-    closers: tuple[str, ...] = ()
+    closers: tuple[str, ...] | None = None
     end: str = ""
     or_json: bool = False
 
@@ -56,7 +56,7 @@ class HeaderCalls(JsonCalls):
 
     def _calls(self) -> Reading[None]:
         syntax = self._syntax
-        return self._section(self._call, syntax.opener, syntax.end, syntax.closers or (syntax.closer,))
+        return self._section(self._call, syntax.opener, syntax.end, (syntax.closer,) if syntax.closers is None else syntax.closers)
 
     def _call(self) -> Reading[None]:
         header, char = "", (yield from self._visible())

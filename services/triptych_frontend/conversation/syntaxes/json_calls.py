@@ -58,7 +58,7 @@ class JsonCalls(CallReader):
                 return
 
     def _object(self) -> Reading[None]:
-        #: Arguments that came before the name; None if none did.
+        # Arguments that came before the name; None if none did.
         early: str | None = None
         has_arguments, char = False, ""
         while char != "}" and (yield from self._one_of('"}')) == '"':

@@ -153,9 +153,9 @@ class TaggedCalls(CallReader):
         name, token = yield from self._name()
         self._events.append(CallStart(self._known(name)))
         schema = ToolSchema(self._tools[name])
-        types = {argument.name: schema.types(argument.schema) for argument in schema.arguments()}
+        types_of = {argument.name: schema.types(argument.schema) for argument in schema.arguments()}
         while (yield from self._marker((syntax.argument, syntax.call_end), token)) == syntax.argument:
-            yield from self._argument(types, is_first)
+            yield from self._argument(types_of, is_first)
             is_first, token = False, ""
         self._events += [CallArguments("{}" if is_first else "}"), CallEnd()]
 
@@ -170,7 +170,7 @@ class TaggedCalls(CallReader):
                 return tag[:-1].strip(), char.strip()
         return self._refuse()
 
-    def _argument(self, types: Mapping[str, frozenset[str]], is_first: bool) -> Reading[None]:
+    def _argument(self, types_of: Mapping[str, frozenset[str]], is_first: bool) -> Reading[None]:
         tag, match = "", None
         while match is None:
             tag += yield
@@ -178,7 +178,7 @@ class TaggedCalls(CallReader):
             if match is None and len(tag) > _MAX_TAG_CHARS:
                 self._refuse()
         name = match[1].strip()
-        self._types = types.get(name, _ANY)
+        self._types = types_of.get(name, _ANY)
         if self._syntax.says_type and (match := _IS_STRING.fullmatch(name)) is not None:
             name = match["key"]
             self._types = _STRING if match["is_string"] == "true" else _ANY - _STRING

@@ -35,7 +35,7 @@ Request = generation_pb2.EmbedRequest | generation_pb2.ScoreRequest | generation
 _MAX_VECTOR_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Embedder:
     """Serves a pooling model.
 

@@ -1,4 +1,4 @@
-"""Options beside those of `sampling`: a checkpoint's own defaults, banned words and cut prompts, best_of and beam search."""
+"""What `sampling` does not convert: a checkpoint's defaults, banned words, cut prompts, best_of, beam search."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class PreparedCall:
     beams: BeamOptions | None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class CallPreparer:
     """Prepares calls.
 

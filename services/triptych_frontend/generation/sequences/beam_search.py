@@ -41,7 +41,7 @@ class Beam:
         return self.logprob / float(len(self.token_ids)) ** length_penalty
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class BeamSearch:
     """The search of one call. It gives the best texts to the listener, as the sequences 0, 1 ... that ended at once.
 

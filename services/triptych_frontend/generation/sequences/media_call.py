@@ -20,7 +20,7 @@ from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import MediaEncoding
 from triptych_frontend.engines.router import EngineCall, EngineRouter, Listener
-from triptych_frontend.errors import expected, renamed
+from triptych_frontend.errors import client_error, renamed
 from triptych_frontend.generation.sequences.continuation import add_output, after_reasoning, of_one
 from triptych_frontend.media.item import PreparedMedia
 from triptych_frontend.prompt.preprocess import Prompt
@@ -100,7 +100,7 @@ class _MediaSequence:
         self.token_ids, self.is_aborted = [], False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MediaCall:
     """The sequences of one call with media. Made by `start`; the caller closes it.
 
@@ -244,7 +244,7 @@ class MediaCall:
                 self._submit_again([one for one in self._sequences if one.state is _State.LOST])
             self._fail(next(one.error for one in self._sequences if one.state is _State.LOST and one.error is not None))
         except Exception as error:
-            self._fail(expected(error))
+            self._fail(client_error(error, log))
 
     def _submit_all(self) -> None:
         call = self.engine.start(self._with_media(self.request), self)

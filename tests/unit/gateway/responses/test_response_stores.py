@@ -15,7 +15,7 @@ from triptych.errors import InvalidRequestError, ServiceUnavailableError, Startu
 from triptych_gateway.stores.memory import MemoryStore
 from triptych_gateway.stores.opening import check_target, open_store
 from triptych_gateway.stores.sqlite import SqliteStore, equal_part
-from triptych_gateway.stores.store import ConnectionStore, ResponseStore, StoredResponse, chain
+from triptych_gateway.stores.store import ConnectionResponses, ResponseStore, StoredResponse, chain
 
 KINDS = ("memory", "sqlite", "valkey")
 
@@ -107,7 +107,7 @@ async def test_a_walk_ends_after_so_many(store: ResponseStore, monkeypatch: pyte
 
 
 async def test_a_connection_walks_over_its_own_responses_and_those_of_the_store(store: ResponseStore) -> None:
-    connection = ConnectionStore(store, 1 << 20)
+    connection = ConnectionResponses(store, 1 << 20)
     stored, own, last = record("s1"), record("o1", previous_id="resp_s1"), record("s2", previous_id="resp_o1")
     await store.put(stored)
     connection.remember(own)
