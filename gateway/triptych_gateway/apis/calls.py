@@ -15,7 +15,7 @@ from triptych_gateway.generation.call import GenerationCall
 from triptych_gateway.generation.http import EventStreamResponse, WholeResponse
 from triptych_gateway.generation.run import Generation
 from triptych_gateway.state import call_context_of, gateway_of, grant_of, request_id_of
-from triptych_gateway.wire.contract import ConvertedChat
+from triptych_gateway.wire.contract import ConvertedChat, put_files
 from triptych_gateway.wire.errors import openapi_responses
 from triptych_gateway.wire.field_names import in_client_terms
 
@@ -75,11 +75,8 @@ async def preprocess(request: Request, convert: Callable[[], Awaitable[Converted
 
 async def _preprocess(request: Request, convert: Callable[[], Awaitable[ConvertedChat]]) -> preprocess_pb2.PreprocessResponse:
     chat, files, names = await convert()
-    # PreprocessService takes no uploads. The request is the only one that keeps the files.
-    while files:
-        file = files.pop()
-        file.item.data = file.content
-        del file
+    # PreprocessService takes no uploads.
+    put_files(files)
     asked = preprocess_pb2.PreprocessRequest(chat=chat, context=call_context_of(request.state.principal.tenant))
     del chat
     try:

@@ -14,7 +14,7 @@ from triptych_gateway.apis.json_body import JsonRoute, files_of
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.client import DETOKENIZE, TOKENIZE
 from triptych_gateway.state import gateway_of, request_id_of
-from triptych_gateway.wire.contract import ConvertedChat, check_all_taken, tool, write_prompt
+from triptych_gateway.wire.contract import ConvertedChat, tool, write_prompt
 from triptych_gateway.wire.conversation import ChatPrompt, Message, TextOrMessages
 from triptych_gateway.wire.errors import openapi_responses
 from triptych_gateway.wire.field_names import FIELD_NAMES, conversation_fields
@@ -85,7 +85,6 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
 def _chat_request(body: TokenizeRequest, messages: list[Message], parts: FileParts) -> ConvertedChat:
     chat = generation_pb2.ChatRequest(model=body.model, tools=[tool(given.function, parts) for given in body.tools or ()])
     files = write_prompt(chat, body, messages, parts)
-    check_all_taken(parts)
     return chat, files, FIELD_NAMES | conversation_fields(messages, body.tools)
 
 

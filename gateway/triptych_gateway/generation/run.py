@@ -85,7 +85,7 @@ class Generation:
                         self._cost.add(response)
         except TriptychError as error:
             raise self._call.in_client_terms(error) from error
-        self._finish([choice.last.finish_reason for choice in choices if choice.last.finish_reason])
+        self._finish([end for choice in choices if (end := choice.last.finish_reason)])
         return self._writer.whole(choices, self._cost)
 
     def _finish(self, ends: Sequence[common_pb2.FinishReason]) -> None:

@@ -49,7 +49,7 @@ def write_prompt(
     This decodes the files, so call it in a thread if there are any.
 
     Args:
-        parts: files that were cut out of the body. All must be used.
+        parts: files that were cut out of the body.
 
     Raises:
         InvalidRequestError: a file cannot be decoded or is in a place that takes none, or options of media without media.
@@ -80,7 +80,15 @@ def write_prompt(
             turn.content.add(text=message.refusal)
         for call in message.tool_calls or ():
             turn.tool_calls.add(id=call.id, name=call.function.name, arguments=call.function.arguments)
+    check_all_taken(parts)
     return files
+
+
+def put_files(files: list[MediaFile]) -> None:
+    """Put files into the items of their request. Empties the list: the request is then the only one that keeps them."""
+    while files:
+        file = files.pop()
+        file.item.data = file.content
 
 
 def check_all_taken(parts: FileParts) -> None:
@@ -106,7 +114,9 @@ def generation_options(request: GenerationRequest, parts: FileParts) -> generati
         top_k=None if request.top_k is None else max(request.top_k, 0),
         **{name: getattr(request, name) for name in _SAME_NAMED},
     )
-    beam_search = generation_pb2.BeamSearch(width=request.best_of, length_penalty=request.length_penalty)
+    beam_search = None
+    if request.use_beam_search:
+        beam_search = generation_pb2.BeamSearch(width=request.best_of, length_penalty=request.length_penalty)
     return generation_pb2.GenerationOptions(
         sampling=sampling,
         stop=request.stop,
@@ -122,7 +132,7 @@ def generation_options(request: GenerationRequest, parts: FileParts) -> generati
         truncate_prompt_tokens=request.truncate_prompt_tokens,
         # Equal to n it asks for nothing. With beam search it is the number of beams.
         best_of=request.best_of if request.best_of != request.num_choices and not request.use_beam_search else None,
-        beam_search=beam_search if request.use_beam_search else None,
+        beam_search=beam_search,
     )
 
 

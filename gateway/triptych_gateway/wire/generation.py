@@ -6,6 +6,7 @@ effect (`NoOp`). Undeclared fields are refused. null always means "not given".
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -192,14 +193,14 @@ class GenerationRequest(Schema):
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
+    @abstractmethod
     def token_limit(self) -> int | None:
         """The client's limit on output tokens per choice."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """Alternatives to report per token; None reports nothing."""
-        raise NotImplementedError
 
     @property
     def token_limit_name(self) -> str:

@@ -6,7 +6,7 @@ from triptych.v1 import generation_pb2
 
 from triptych_gateway.apis.chat.schema import ChatCompletionRequest
 from triptych_gateway.file_parts import FileParts
-from triptych_gateway.wire.contract import TOOL_MODES, ConvertedChat, check_all_taken, generation_options, tool, write_prompt
+from triptych_gateway.wire.contract import TOOL_MODES, ConvertedChat, generation_options, tool, write_prompt
 from triptych_gateway.wire.field_names import conversation_fields, generation_fields
 from triptych_gateway.wire.tools import AllowedToolsChoice, NamedTool, ToolChoice, chosen_names
 
@@ -26,7 +26,6 @@ def chat_request(body: ChatCompletionRequest, parts: FileParts) -> ConvertedChat
         tools=[tool(given.function, parts) for given in body.tools or ()],
     )
     files = write_prompt(chat, body, body.messages, parts)
-    check_all_taken(parts)
     # Without tools these ask for nothing.
     if body.tools and body.tool_choice is not None:
         chat.tool_choice.CopyFrom(_tool_choice(body.tool_choice))

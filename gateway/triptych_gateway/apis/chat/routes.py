@@ -56,7 +56,7 @@ async def render_chat_completion(request: Request, body: ChatCompletionRequest) 
 
 def _features(media: Sequence[common_pb2.MediaRef], placeholders: Sequence[common_pb2.PlaceholderRange]) -> MediaFeatures:
     features = MediaFeatures(mm_hashes={}, mm_placeholders={})
-    #: Index among all items -> modality, index among those of its modality.
+    # Index among all items -> modality, index among those of its modality.
     places = []
     for item in media:
         modality = MODALITIES[item.modality]

@@ -1,11 +1,10 @@
-"""Answers and errors of Anthropic's API, and the signatures of thinking. The models are for the OpenAPI document."""
+"""Answers and errors of Anthropic's API. The models are for the OpenAPI document."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
 import orjson
-import pybase64
 from pydantic import BaseModel, Field
 
 from triptych_gateway.wire.errors import ApiError
@@ -91,9 +90,6 @@ class TokenCount(BaseModel):
     input_tokens: int
 
 
-#: Begins the signature of a thinking block. Anthropic signs the thinking. Here the text itself is what counts, so a signature is
-#: only a mark. If the client asked not to see the thinking, its signature carries the text, so that the next turn has it.
-_MARK = "triptych1."
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -116,22 +112,3 @@ def error_body(error: ApiError, request_id: str) -> bytes:
         # The client's tool runner asks for a thread that the server keeps. With this code it goes on without one.
         detail["details"] = {"error_code": "thread_unsupported_request"}
     return orjson.dumps({"type": "error", "error": detail, "request_id": request_id})
-
-
-def signature_of(thinking: str, is_shown: bool) -> str:
-    """The signature of a block.
-
-    Args:
-        is_shown: whether the block has the text too.
-    """
-    return _MARK if is_shown else _MARK + pybase64.b64encode(thinking.encode()).decode()
-
-
-def thinking_of(thinking: str, signature: str) -> str:
-    """The text of a block that the client sent back. Signatures of other servers are not read."""
-    if thinking or not signature.startswith(_MARK):
-        return thinking
-    try:
-        return pybase64.b64decode(signature.removeprefix(_MARK), validate=True).decode()
-    except ValueError:
-        return ""

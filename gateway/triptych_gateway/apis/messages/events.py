@@ -14,8 +14,9 @@ import orjson
 from pydantic_core import from_json
 from triptych.v1 import common_pb2, generation_pb2
 
-from triptych_gateway.apis.messages.answer import error_body, signature_of
+from triptych_gateway.apis.messages.answer import error_body
 from triptych_gateway.apis.messages.schema import MessagesRequest
+from triptych_gateway.apis.messages.signature import signature_of
 from triptych_gateway.generation.call import Choice
 from triptych_gateway.wire.cost import Cost
 from triptych_gateway.wire.errors import ApiError

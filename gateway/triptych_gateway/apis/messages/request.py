@@ -9,7 +9,6 @@ from __future__ import annotations
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
 
-from triptych_gateway.apis.messages.answer import thinking_of
 from triptych_gateway.apis.messages.blocks import (
     AssistantTurn,
     Base64ImageSource,
@@ -31,6 +30,7 @@ from triptych_gateway.apis.messages.schema import (
     ToolChoiceNone,
     ToolChoiceTool,
 )
+from triptych_gateway.apis.messages.signature import thinking_of
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import MediaFile
 from triptych_gateway.wire.contract import TOOL_MODES, ConvertedChat, check_all_taken

@@ -14,7 +14,7 @@ from triptych_gateway.apis.pooling.schema import (
     texts_of,
 )
 from triptych_gateway.file_parts import FileParts
-from triptych_gateway.wire.contract import check_all_taken, write_prompt
+from triptych_gateway.wire.contract import put_files, write_prompt
 from triptych_gateway.wire.field_names import FieldNames, conversation_fields
 
 #: The contract's names of fields -> the client's.
@@ -86,9 +86,7 @@ def score_request(body: ScoreRequest | RerankRequest, parts: FileParts) -> gener
 def _inputs(body: InputRequest, parts: FileParts) -> list[generation_pb2.EmbedInput]:
     if body.messages is not None:
         chat = generation_pb2.ChatMessages()
-        for file in write_prompt(chat, body, body.messages, parts):
-            file.item.data = file.content
-        check_all_taken(parts)
+        put_files(write_prompt(chat, body, body.messages, parts))
         return [generation_pb2.EmbedInput(messages=chat)]
     return [
         generation_pb2.EmbedInput(text=one)

@@ -30,7 +30,7 @@ LEASE_S = 60.0
 class Run:
     """One response in the background."""
 
-    made_from: ResponseInput
+    response_input: ResponseInput
     writer: ResponseWriter
     #: Makes the response. It does not run before it is read.
     events: AsyncGenerator[bytes, None]
@@ -94,7 +94,7 @@ class Background:
             ShareExceededError: there are too many, or too many of this tenant.
             ServiceUnavailableError: the store is away.
         """
-        tenant, shares = run.made_from.tenant, self._shares
+        tenant, shares = run.response_input.tenant, self._shares
         if not shares.take(tenant):
             run.release()
             limit = shares.share(tenant)
@@ -108,7 +108,7 @@ class Background:
             release()
 
         run.release = release_all
-        response_id = run.made_from.response_id
+        response_id = run.response_input.response_id
         self.runs[response_id] = run
         try:
             run.note(run.writer.queued())
@@ -190,7 +190,7 @@ class Background:
             run.is_ended = True
             run.note(b"")
             run.release()
-            self.runs.pop(run.made_from.response_id, None)
+            self.runs.pop(run.response_input.response_id, None)
 
     async def _finish(self, run: Run, written: bytes) -> None:
         """Store the end of a response, then show its last events."""
@@ -198,7 +198,7 @@ class Background:
         if len(events) > self._history.max_bytes:
             events = b""
         try:
-            await self._history.store.replace(run.made_from.record(run.writer.resource, events))
+            await self._history.store.replace(run.response_input.record(run.writer.resource, events))
         except TriptychError as error:
             log.warning("the end of a background response could not be stored: %s", error)
         run.note(written)
@@ -217,4 +217,4 @@ class Background:
                     run.task.cancel()
 
     def _record(self, run: Run) -> StoredResponse:
-        return run.made_from.record(run.writer.resource, live_until_s=wall_clock() + LEASE_S)
+        return run.response_input.record(run.writer.resource, live_until_s=wall_clock() + LEASE_S)

@@ -39,15 +39,15 @@ class ResponseInput:
     history: Sequence[AnyItem] = ()
     tenant: str = ""
     previous_id: str | None = None
-    #: The own items as JSON.
-    written: bytes = b"[]"
+    #: `items` as JSON.
+    input_items: bytes = b"[]"
     #: Whether the response will be kept.
     is_stored: bool = False
 
     def record(self, resource: dict[str, Any], events: bytes = b"", live_until_s: float = 0.0) -> StoredResponse:
         """What is kept of the response."""
         content = orjson.dumps(resource)
-        return StoredResponse(self.response_id, self.tenant, self.previous_id, content, self.written, events, live_until_s)
+        return StoredResponse(self.response_id, self.tenant, self.previous_id, content, self.input_items, events, live_until_s)
 
 
 async def read_items(given: Input | None, response_id: str, lookup: Lookup) -> tuple[list[AnyItem], list[dict[str, Any]]]:
@@ -116,17 +116,17 @@ class ResponseHistory:
             NotFoundError: an earlier response or an item is not there, has expired, or is of another tenant.
             InvalidRequestError: an earlier response has not ended, or the input is too large to be stored.
         """
-        made_from = await self.read(tenant, body.input, body.previous_response_id, store)
+        response_input = await self.read(tenant, body.input, body.previous_response_id, store)
         if body.store is False:
-            return made_from
-        made_from = replace(made_from, written=files.restored(made_from.written))
-        num_bytes = len(made_from.written)
+            return response_input
+        response_input = replace(response_input, input_items=files.restored(response_input.input_items))
+        num_bytes = len(response_input.input_items)
         if num_bytes > self.max_bytes:
             if body.store or body.background:
                 message = f"store: the input has {num_bytes} bytes; at most {self.max_bytes} are stored"
                 raise InvalidRequestError(message, field="store", limit=self.max_bytes, value=num_bytes)
-            return made_from
-        return replace(made_from, is_stored=True)
+            return response_input
+        return replace(response_input, is_stored=True)
 
     async def read(
         self, tenant: str, given: Input | None, previous_id: str | None, store: ResponseReader | None = None
@@ -184,18 +184,18 @@ class ResponseHistory:
             next_id = found[-1].previous_id if found else None
         return items
 
-    async def keep(self, made_from: ResponseInput, writer: ResponseWriter) -> None:
+    async def keep(self, response_input: ResponseInput, writer: ResponseWriter) -> None:
         """Store a response that has ended, if it shall be stored. If that is not possible, the response says that it is not."""
-        if not made_from.is_stored:
+        if not response_input.is_stored:
             return
         try:
-            await self.store.put(made_from.record(writer.resource))
+            await self.store.put(response_input.record(writer.resource))
         except TriptychError as error:
             log.warning("a response could not be stored: %s", error)
             writer.resource["store"] = False
 
     async def kept_events(
-        self, events: AsyncGenerator[bytes, None], made_from: ResponseInput, writer: ResponseWriter
+        self, events: AsyncGenerator[bytes, None], response_input: ResponseInput, writer: ResponseWriter
     ) -> AsyncGenerator[bytes, None]:
         """The events of a response. It is stored before its last event is sent, so that a client can use it as soon as it ends.
 
@@ -207,8 +207,8 @@ class ResponseHistory:
             async with aclosing(events):
                 async for written in events:
                     if writer.is_finished:
-                        await self.keep(made_from, writer)
-                        if writer.resource["store"] != made_from.is_stored:
+                        await self.keep(response_input, writer)
+                        if writer.resource["store"] != response_input.is_stored:
                             written = writer.restated(written)
                     is_started = True
                     yield written
@@ -217,14 +217,14 @@ class ResponseHistory:
             if is_started and not writer.is_finished:
                 # The stream writes the failure afterwards, with what `keep` has found out.
                 writer.fail(to_api_error(error))
-                await self.keep(made_from, writer)
+                await self.keep(response_input, writer)
             raise
 
-    async def kept_whole(self, work: Coroutine[Any, Any, bytes], made_from: ResponseInput, writer: ResponseWriter) -> bytes:
+    async def kept_whole(self, work: Coroutine[Any, Any, bytes], response_input: ResponseInput, writer: ResponseWriter) -> bytes:
         """The response as JSON. It is stored before it is sent."""
         answer = await work
-        await self.keep(made_from, writer)
-        return answer if writer.resource["store"] == made_from.is_stored else writer.json()
+        await self.keep(response_input, writer)
+        return answer if writer.resource["store"] == response_input.is_stored else writer.json()
 
     async def _item(self, store: ResponseReader, tenant: str, item_id: str) -> dict[str, Any]:
         response_id = response_of_item(item_id)

@@ -52,31 +52,31 @@ async def create_response(request: Request, body: ResponseRequest) -> Response:
     """Answer items with items."""
     history, background, stopping = responses_of(request).history, responses_of(request).background, gateway_of(request).stopping
     parts = files_of(request)
-    made_from = await history.begin(request.state.principal.tenant, body, parts)
+    response_input = await history.begin(request.state.principal.tenant, body, parts)
     # What a cancelled run has made must be known, if its key pays for it.
     is_streamed = bool(body.stream) or (bool(body.background) and grant_of(request).counts_tokens)
-    call, writer = await response_call(body, made_from, parts, request_id_of(request), is_streamed=is_streamed)
+    call, writer = await response_call(body, response_input, parts, request_id_of(request), is_streamed=is_streamed)
     generation, release = await generate(request, call)
     if body.background:
-        run = Run(made_from, writer, generation.events(), release, bool(body.stream))
+        run = Run(response_input, writer, generation.events(), release, bool(body.stream))
         run.release = _kept(request, run)
         await background.start(run)
         if not body.stream:
             return Response(writer.json(), media_type="application/json")
         return EventStreamResponse(run.follow(-1), run.failure, stopping, lambda: None)
     if body.stream:
-        events = history.kept_events(generation.events(), made_from, writer)
+        events = history.kept_events(generation.events(), response_input, writer)
         return EventStreamResponse(events, writer.failure, stopping, release)
-    return WholeResponse(history.kept_whole(generation.whole(), made_from, writer), stopping, release)
+    return WholeResponse(history.kept_whole(generation.whole(), response_input, writer), stopping, release)
 
 
 @router.post("/v1/responses/compact", response_class=Response, responses={200: {"model": CompactedResponse}, **openapi_responses()})
 async def compact_response(request: Request, body: CompactRequest) -> Response:
     """Summarize a conversation. The item in the answer takes its place in later requests."""
-    made_from = await responses_of(request).history.read(request.state.principal.tenant, body.input, body.previous_response_id)
-    made_from = replace(made_from, items=with_task(made_from.items))
+    response_input = await responses_of(request).history.read(request.state.principal.tenant, body.input, body.previous_response_id)
+    response_input = replace(response_input, items=with_task(response_input.items))
     call, writer = await response_call(
-        summary_request(body), made_from, files_of(request), request_id_of(request), is_streamed=False
+        summary_request(body), response_input, files_of(request), request_id_of(request), is_streamed=False
     )
     generation, release = await generate(request, call)
 
@@ -93,11 +93,11 @@ async def count_input_tokens(request: Request, body: InputTokensRequest) -> Inpu
     history, tenant = responses_of(request).history, request.state.principal.tenant
 
     async def converted() -> ConvertedChat:
-        made_from = await history.read(tenant, body.input, body.previous_response_id)
+        response_input = await history.read(tenant, body.input, body.previous_response_id)
         # The items are read already.
         names = ("model", "instructions", "tools", "tool_choice", "parallel_tool_calls", "reasoning", "truncation")
         counted = ResponseRequest(input="", **{name: getattr(body, name) for name in names})
-        return await convert(counted, made_from.items, made_from.history, files_of(request))
+        return await convert(counted, response_input.items, response_input.history, files_of(request))
 
     reply = await preprocess(request, converted)
     return InputTokens(input_tokens=len(reply.token_ids))

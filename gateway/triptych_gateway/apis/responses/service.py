@@ -35,14 +35,14 @@ def responses_of(request: HTTPConnection) -> Responses:
 
 
 async def response_call(
-    body: ResponseRequest, made_from: ResponseInput, parts: FileParts, request_id: str, *, is_streamed: bool
+    body: ResponseRequest, response_input: ResponseInput, parts: FileParts, request_id: str, *, is_streamed: bool
 ) -> tuple[GenerationCall, ResponseWriter]:
     """The call for a response, and what writes it.
 
     Args:
         is_streamed: whether events are needed as text appears; not the same as the body's `stream` on a WebSocket.
     """
-    chat, files, names = await convert(body, made_from.items, made_from.history, parts)
-    writer = ResponseWriter(body, made_from.response_id, made_from.is_stored)
+    chat, files, names = await convert(body, response_input.items, response_input.history, parts)
+    writer = ResponseWriter(body, response_input.response_id, response_input.is_stored)
     call = FrontendCall(chat, request_id, output_mode(is_streamed), files)
     return GenerationCall([call], writer, is_streamed, names), writer

@@ -226,8 +226,8 @@ class _Connection:
         # The key may have another tenant than when the connection was opened.
         tenant = grant.key.principal.tenant
         history = responses_of(self._websocket).history
-        made_from = await history.begin(tenant, body, files, self._store)
-        call, writer = await response_call(body, made_from, files, request_id, is_streamed=True)
+        response_input = await history.begin(tenant, body, files, self._store)
+        call, writer = await response_call(body, response_input, files, request_id, is_streamed=True)
         writer.generates = generates
         if not generates:
             call.calls[0].request.options.sampling.max_tokens = 0
@@ -235,11 +235,11 @@ class _Connection:
         meter = GenerationMeter(gateway.metrics, record, self._websocket.scope["path"])
         generation = Generation(gateway.router.generate(call.calls, call_context_of(tenant), release), call, meter)
         del call  # the router keeps the files until a frontend has answered, and not longer
-        await self._send(writer, history.kept_events(generation.events(), made_from, writer))
+        await self._send(writer, history.kept_events(generation.events(), response_input, writer))
         if writer.resource["status"] == "failed":
             self._store.forget(body.previous_response_id or "")
         elif not writer.resource["store"]:
-            self._store.remember(made_from.record(writer.resource))
+            self._store.remember(response_input.record(writer.resource))
 
     async def _send(self, writer: ResponseWriter, events: Any) -> None:
         """Send the events, one per message. An error after the first event is sent as events, too."""

@@ -1,4 +1,4 @@
-"""What `sampling` does not convert: a checkpoint's defaults, banned words, cut prompts, best_of, beam search."""
+"""Generation options beside the sampling parameters: a checkpoint's defaults, banned words, cut prompts, best_of, beam search."""
 
 from __future__ import annotations
 

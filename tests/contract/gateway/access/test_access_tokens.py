@@ -114,7 +114,7 @@ async def test_a_background_response_that_is_cancelled_pays_what_was_made(keys: 
         (run,) = app.state.responses.background.runs.values()
         first_tokens = app.state.gateway.metrics.ttft["/v1/responses"]
         await until(lambda: sum(first_tokens.counts) == 1)
-        cancelled = await client.post(f"/v1/responses/{run.made_from.response_id}/cancel")
+        cancelled = await client.post(f"/v1/responses/{run.response_input.response_id}/cancel")
         assert cancelled.json()["status"] == "cancelled"
         assert await used(app, keys) == 300 + 100
     (told,) = [line for line in map(orjson.loads, log.read_bytes().splitlines()) if line["event"] == "background"]
