@@ -7,16 +7,13 @@ import contextlib
 import logging
 import os
 import socket
-import sys
 from collections.abc import Iterator
 
 import uvicorn
-from pydantic import ValidationError
-from pydantic_settings import CliApp
 from triptych.errors import StartupError
 from triptych_common.host.memory import return_large_blocks
 from triptych_common.rpc.server import run_service
-from triptych_common.settings import startup_error
+from triptych_common.settings import read_settings
 
 from triptych_gateway.app import create_app
 from triptych_gateway.connections.http_protocol import LimitedHttpProtocol
@@ -38,11 +35,7 @@ _PONG_S = 20
 
 def main() -> None:
     """Run with the settings from the command line and the environment."""
-    try:
-        settings = CliApp.run(GatewaySettings)
-    except ValidationError as error:
-        sys.exit(str(startup_error(error)))
-    run(settings)
+    run(read_settings("gateway", GatewaySettings))
 
 
 def run(settings: GatewaySettings) -> None:

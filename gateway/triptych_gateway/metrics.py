@@ -119,7 +119,7 @@ class Metrics(Collector):
         yield labelled_histogram(f"{prefix}_inter_token_seconds", "Between two events of a stream.", "route", self.gaps)
         yield counter(f"{prefix}_spans_dropped", "Spans that no collector got.", self.dropped_spans())
         ignored = "Fields of conversations that are not known, and were left out."
-        yield counter(f"{prefix}_history_fields_ignored", ignored, ignored_fields.total)
+        yield counter(f"{prefix}_history_fields_ignored", ignored, ignored_fields["total"])
         waiting = self.waiting_for_model
         yield labelled_gauge(f"{prefix}_model_requests_waiting", "Requests that wait for a frontend.", "model_name", waiting)
         yield from _aliases(self.engine_loads)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict
 from triptych.errors import StartupError
 
 from triptych_common.targets import is_loopback, parse_target
 from triptych_common.telemetry.logs import LogFormat
 
+S = TypeVar("S", bound=BaseSettings)
 Port = Annotated[int, Field(ge=0, le=65535)]
 #: Of a service that may begin a trace.
 SamplingRatio = Annotated[
@@ -153,6 +155,14 @@ def _check_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
 Targets = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_targets), AfterValidator(_check_targets)]
 #: Common end of the help text of every setting of this type.
 TARGETS_HELP = "separated by commas; a host name stands for all its addresses, file:/path for those in a file"
+
+
+def read_settings(program: str, cls: type[S]) -> S:
+    """Settings from flags and environment. If they are wrong, this process ends with one line about them."""
+    try:
+        return CliApp.run(cls)
+    except ValidationError as error:
+        sys.exit(f"{program}: {startup_error(error)}")
 
 
 def startup_error(error: ValueError) -> StartupError:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 
-from pydantic import ValidationError
-from pydantic_settings import CliApp
 from triptych_common.host.garbage import startup_objects_frozen
 from triptych_common.host.torch_env import set_torch_environment
 from triptych_common.model.store import WEIGHT_PATTERNS, has_towers, resolve_model, served_name
 from triptych_common.rpc.server import run_service
-from triptych_common.settings import startup_error
+from triptych_common.settings import read_settings
 
 from triptych_encoder.settings import EncoderSettings
 
@@ -36,14 +33,5 @@ def run(settings: EncoderSettings) -> None:
     run_service("encoder", settings, serve)
 
 
-def main(args: list[str] | None = None) -> None:
-    """Parse flags and environment, then run."""
-    try:
-        settings = CliApp.run(EncoderSettings, cli_args=args if args is not None else sys.argv[1:])
-    except ValidationError as error:
-        sys.exit(f"triptych encoder: {startup_error(error)}")
-    run(settings)
-
-
 if __name__ == "__main__":
-    main()
+    run(read_settings("encoder", EncoderSettings))

@@ -11,15 +11,7 @@ from pathlib import Path
 
 import grpc
 from triptych.errors import StartupError
-from triptych.v1 import (
-    common_pb2,
-    detokenize_pb2,
-    detokenize_pb2_grpc,
-    generation_pb2,
-    generation_pb2_grpc,
-    preprocess_pb2,
-    preprocess_pb2_grpc,
-)
+from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolver import resolver_of
 from triptych_common.constraints.spec import KINDS
@@ -29,6 +21,7 @@ from triptych_common.limits import MAX_CHOICES, MAX_LOGPROBS
 from triptych_common.model.pooling import served_model
 from triptych_common.model.store import model_info, resolve_model, served_name
 from triptych_common.rpc.control import State, cannot_sleep
+from triptych_common.rpc.generation import SERVICES, add_services
 from triptych_common.rpc.security.roles import Role
 from triptych_common.rpc.security.tls import Tls
 from triptych_common.rpc.server import ServiceServer, run_service
@@ -57,17 +50,12 @@ from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.prompt.chat_template import ChatTemplate
 from triptych_frontend.prompt.preprocess import Preprocessor
 from triptych_frontend.rpc.load import load_of
-from triptych_frontend.rpc.servicers import GenerationServicer, StageServicer
+from triptych_frontend.rpc.servicers import FrontendStages, GenerationServicer
 from triptych_frontend.served_model import ServedModel
 from triptych_frontend.settings import FrontendSettings
 from triptych_frontend.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-SERVICES = (
-    generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
-    preprocess_pb2.DESCRIPTOR.services_by_name["PreprocessService"],
-    detokenize_pb2.DESCRIPTOR.services_by_name["DetokenizeService"],
-)
 
 
 class Frontend:
@@ -102,7 +90,6 @@ class Frontend:
         placeholders = {modality: expander.placeholder(modality) for modality in expander.modalities} if expander else {}
         embed_token_ids = expander.embed_token_ids if expander else frozenset()
         template = ChatTemplate(self._tokenizer, source, placeholders, embed_token_ids)
-        ratio = settings.trace_sampling_ratio
         self.server = ServiceServer(
             "frontend",
             settings,
@@ -111,7 +98,7 @@ class Frontend:
             self,
             lambda: self._metrics.families(),
             tls=self._tls,
-            sampling_ratio=ratio,
+            sampling_ratio=settings.trace_sampling_ratio,
         )
         tracer = self.server.tracer
         self._admission = Admission(settings.max_live_requests)
@@ -174,10 +161,8 @@ class Frontend:
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the servicers to a server."""
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._generation, server)
-        stages = StageServicer(self._admission, self._model, self._preprocessor, self._encoder_client)
-        preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server(stages, server)
-        detokenize_pb2_grpc.add_DetokenizeServiceServicer_to_server(stages, server)
+        stages = FrontendStages(self._admission, self._model, self._preprocessor, self._encoder_client)
+        add_services(server, self._generation, stages)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:

@@ -74,8 +74,8 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
         reply = await preprocess(request, lambda: parts.run(lambda: _chat_request(body, messages, parts)))
     else:
         text = preprocess_pb2.TokenizeRequest(text=body.prompt, add_special_tokens=body.add_special_tokens, model=body.model or "")
-        reply = await gateway.until_disconnect(request, gateway.frontend.call(TOKENIZE, text, request_id_of(request)))
-        strings = list(reply.tokens) if body.return_token_strs else None
+        reply = tokenized = await gateway.until_disconnect(request, gateway.frontend.call(TOKENIZE, text, request_id_of(request)))
+        strings = list(tokenized.tokens) if body.return_token_strs else None
     tokens = list(reply.token_ids)
     answer = TokenizeResponse(count=len(tokens), max_model_len=reply.max_model_len, tokens=tokens, token_strs=strings)
     # Serialise here and not in FastAPI, which would validate the ids of a long text again.

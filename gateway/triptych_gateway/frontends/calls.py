@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triptych.errors import QueueFullError, ServiceUnavailableError, TriptychError
+from triptych.errors import TriptychError
 from triptych.status import from_request_error
 from triptych.v1 import common_pb2, generation_pb2
+from triptych_common.cluster.router import RETRYABLE
 
 Request = generation_pb2.ChatRequest | generation_pb2.CompleteRequest
 Response = generation_pb2.GenerationCallResponse
-#: Errors after which another frontend is tried.
-_RETRYABLE = (ServiceUnavailableError, QueueFullError)
 
 
 @dataclass
@@ -37,7 +36,9 @@ class FrontendCall:
 
 
 class Carrier(Protocol):
-    """The connection that carries the calls."""
+    """A connection that carries calls."""
+
+    async def carry(self, calls: Calls) -> None: ...
 
     def cancel(self, number: int) -> None: ...
 
@@ -47,17 +48,25 @@ class Calls:
 
     Args:
         calls: kept until a frontend has answered, so that they can be sent to another one if the first is lost.
-        place: starts sending the calls to another frontend, given the error of the last one. Returns False if there is no other.
+        context: whose calls they are.
+        place_again: starts sending the calls to another frontend, given the error of the last one. None if there is no other.
         on_accepted: called once, when a frontend has answered or the calls are closed.
     """
 
     def __init__(
-        self, calls: Sequence[FrontendCall], place: Callable[[Calls, TriptychError], bool], on_accepted: Callable[[], None]
+        self,
+        calls: Sequence[FrontendCall],
+        context: common_pb2.CallContext,
+        place_again: Callable[[Calls, TriptychError], asyncio.Task[None] | None],
+        on_accepted: Callable[[], None],
     ) -> None:
         self.calls: Sequence[FrontendCall] = calls
+        self.context = context
         #: The model that all of them name.
         self.model = calls[0].request.model if calls else ""
-        self._place_again = place
+        self.tried: set[str] = set()
+        self._place_again = place_again
+        self._placing: asyncio.Task[None] | None = None
         self._on_accepted = on_accepted
         self._carrier: Carrier | None = None
         #: number -> index of the call, for calls that have not ended
@@ -69,8 +78,12 @@ class Calls:
         self._error: TriptychError | None = None
         self._is_placed = False
         self._is_accepted = False
-        self.is_closed = False
+        self.is_live = True
         self._wake_up: asyncio.Future[None] | None = None
+
+    async def send_to(self, service: Carrier) -> None:
+        """See Placeable."""
+        await service.carry(self)
 
     def sent(self, carrier: Carrier, numbers: Sequence[int]) -> None:
         """Note that a connection carries the calls, under these numbers."""
@@ -98,7 +111,9 @@ class Calls:
 
     def close(self) -> None:
         """Cancel the calls that have not ended. May be called twice."""
-        self.is_closed = True
+        self.is_live = False
+        if self._placing is not None:
+            self._placing.cancel()
         self._cancel_live()
         self._accepted()
 
@@ -145,11 +160,12 @@ class Calls:
 
     def _placed_again(self, error: TriptychError) -> bool:
         """Send the calls to another frontend, if there is one and no frontend has answered yet."""
-        if self._is_accepted or self.is_closed or not isinstance(error, _RETRYABLE):
+        if self._is_accepted or not self.is_live or not isinstance(error, RETRYABLE):
             return False
         self._cancel_live()
         self._is_placed = False
-        return self._place_again(self, error)
+        self._placing = self._place_again(self, error)
+        return self._placing is not None
 
     def _cancel_live(self) -> None:
         if self._carrier is not None:

@@ -6,10 +6,11 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar, cast
 
 from google.protobuf.message import Message
-from triptych.errors import ServiceUnavailableError, TriptychError
+from triptych.errors import TriptychError
 from triptych.v1 import common_pb2, detokenize_pb2, generation_pb2, preprocess_pb2
 from triptych_common.cluster.pool import Pool
 from triptych_common.rpc.channels import CALL_TIMEOUT_S, WORK_TIMEOUT_S
@@ -18,54 +19,37 @@ from triptych_common.rpc.tracing import trace_metadata
 
 from triptych_gateway.frontends.connection import FrontendConnection
 from triptych_gateway.frontends.models import ServedModels
-from triptych_gateway.frontends.router import FrontendRouter, answered
+from triptych_gateway.frontends.router import FrontendRouter, demand_of
 
-Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response")
 #: Longest wait for the load of a frontend, in seconds: more than a frontend waits for its encoders.
 _LOAD_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True)
-class Method(Generic[Request, Response]):
+class Method(Generic[Response]):
     """A unary method of the frontends.
 
     Args:
         of: the method of a connection's stub.
         timeout_s: longest time for an answer, in seconds.
         needs_engine: a frontend without an engine cannot answer.
-        pools: a model works for it, so that it takes tokens of its caller's key and is counted.
-        operation: what traces call it then.
+        operation: what traces call work of a model, which takes tokens of its caller's key and is counted; empty for other methods.
     """
 
     of: Callable[[FrontendConnection], Callable[..., Awaitable[Response]]]
     timeout_s: float
     needs_engine: bool = True
-    pools: bool = False
     operation: str = ""
 
 
-_LIST_MODELS: Method[generation_pb2.ListModelsRequest, generation_pb2.ListModelsResponse] = Method(
-    lambda frontend: frontend.generation.ListModels, CALL_TIMEOUT_S
-)
-PREPROCESS: Method[preprocess_pb2.PreprocessRequest, preprocess_pb2.PreprocessResponse] = Method(
-    lambda frontend: frontend.preprocess.Preprocess, WORK_TIMEOUT_S, needs_engine=False
-)
-TOKENIZE: Method[preprocess_pb2.TokenizeRequest, preprocess_pb2.TokenizeResponse] = Method(
-    lambda frontend: frontend.preprocess.Tokenize, CALL_TIMEOUT_S, needs_engine=False
-)
-DETOKENIZE: Method[detokenize_pb2.DetokenizeRequest, detokenize_pb2.DetokenizeResponse] = Method(
-    lambda frontend: frontend.detokenize.Detokenize, CALL_TIMEOUT_S, needs_engine=False
-)
-EMBED: Method[generation_pb2.EmbedRequest, generation_pb2.EmbedResponse] = Method(
-    lambda frontend: frontend.generation.Embed, WORK_TIMEOUT_S, pools=True, operation="embeddings"
-)
-SCORE: Method[generation_pb2.ScoreRequest, generation_pb2.ScoreResponse] = Method(
-    lambda frontend: frontend.generation.Score, WORK_TIMEOUT_S, pools=True, operation="score"
-)
-CLASSIFY: Method[generation_pb2.ClassifyRequest, generation_pb2.ClassifyResponse] = Method(
-    lambda frontend: frontend.generation.Classify, WORK_TIMEOUT_S, pools=True, operation="classify"
-)
+_LIST_MODELS = Method(lambda frontend: frontend.generation.ListModels, CALL_TIMEOUT_S)
+PREPROCESS = Method(lambda frontend: frontend.preprocess.Preprocess, WORK_TIMEOUT_S, needs_engine=False)
+TOKENIZE = Method(lambda frontend: frontend.preprocess.Tokenize, CALL_TIMEOUT_S, needs_engine=False)
+DETOKENIZE = Method(lambda frontend: frontend.detokenize.Detokenize, CALL_TIMEOUT_S, needs_engine=False)
+EMBED = Method(lambda frontend: frontend.generation.Embed, WORK_TIMEOUT_S, operation="embeddings")
+SCORE = Method(lambda frontend: frontend.generation.Score, WORK_TIMEOUT_S, operation="score")
+CLASSIFY = Method(lambda frontend: frontend.generation.Classify, WORK_TIMEOUT_S, operation="classify")
 
 
 class FrontendClient:
@@ -107,7 +91,7 @@ class FrontendClient:
                 return info
         raise self._models.unknown(name)
 
-    async def call(self, method: Method[Request, Response], request: Request, request_id: str) -> Response:
+    async def call(self, method: Method[Response], request: Message, request_id: str) -> Response:
         """The answer of a frontend of the model that the request names."""
         return await self._ask(model_of(request), method, request, request_id)
 
@@ -116,15 +100,13 @@ class FrontendClient:
     ) -> AsyncGenerator[detokenize_pb2.DetokenizeStreamResponse, None]:
         """Growing token ids of a model to text, by one frontend."""
         await self._models.until_served(model, needs_engine=False)
-        frontend = self._router.choose(model, set())
+        frontend = self._router.choose(demand_of(model))
         if frontend is None:
-            raise self._router.away()
+            raise self._router.none_left()
         with frontend.in_use():
             call = frontend.detokenize.DetokenizeStream(requests, metadata=_metadata(request_id))
             try:
-                while isinstance(
-                    response := await answered(lambda _: call.read(), frontend), detokenize_pb2.DetokenizeStreamResponse
-                ):
+                while isinstance(response := await frontend.answered(call.read), detokenize_pb2.DetokenizeStreamResponse):
                     yield response
             finally:
                 call.cancel()
@@ -139,25 +121,24 @@ class FrontendClient:
 
         async def ask(frontend: FrontendConnection) -> generation_pb2.GetLoadResponse:
             with frontend.in_use():
-                return await frontend.generation.GetLoad(request, timeout=_LOAD_TIMEOUT_S, metadata=_metadata(request_id))
+                get = partial(frontend.generation.GetLoad, request, timeout=_LOAD_TIMEOUT_S, metadata=_metadata(request_id))
+                return await frontend.answered(get)
 
         await self._pool.until_tried()
         connected = [frontend for frontend in self._pool.connections if frontend.is_connected]
-        loads, errors = await _outcomes(answered(ask, frontend) for frontend in connected)
+        loads, errors = await _outcomes(ask(frontend) for frontend in connected)
         if not loads:
-            raise [*errors, self._router.away()][0]
+            raise [*errors, self._router.none_left()][0]
         return loads
 
     async def _ask(
-        self, model: str, method: Method[Request, Response], request: Request, request_id: str, *, waits: bool = True
+        self, model: str, method: Method[Response], request: Message, request_id: str, *, waits: bool = True
     ) -> Response:
         """The answer of the first frontend of this model that gives one.
 
         Args:
             waits: if there is no frontend of this model, wait for one.
         """
-        tried: set[str] = set()
-        error: ServiceUnavailableError | None = None
         if waits:
             context: common_pb2.CallContext | None = getattr(request, "context", None)
             tenant = context.tenant if context is not None else ""
@@ -166,15 +147,10 @@ class FrontendClient:
             await self._pool.until_tried()
 
         def call(frontend: FrontendConnection) -> Awaitable[Response]:
-            return method.of(frontend)(request, timeout=method.timeout_s, metadata=_metadata(request_id))
+            metadata = _metadata(request_id)
+            return frontend.answered(lambda: method.of(frontend)(request, timeout=method.timeout_s, metadata=metadata))
 
-        while (frontend := await self._router.next(model, tried, error, waits=waits)) is not None:
-            try:
-                with frontend.in_use():
-                    return await answered(call, frontend)
-            except ServiceUnavailableError as failure:
-                error = failure
-        raise error or self._router.away()
+        return await self._router.ask(demand_of(model), call, waits=waits)
 
 
 async def _outcomes(work: Iterable[Awaitable[Response]]) -> tuple[list[Response], list[TriptychError]]:

@@ -83,5 +83,4 @@ def _merged(seen: Sequence[Sequence[Load]], numbers: str) -> list[Load]:
             else:
                 own_away.append(service)
         away = max(away, own_away, key=len)
-    found: list[Load] = list(by_id.values())
-    return found + away
+    return list(by_id.values()) + away

@@ -13,18 +13,11 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
-from triptych.v1 import (
-    common_pb2,
-    detokenize_pb2,
-    detokenize_pb2_grpc,
-    generation_pb2,
-    generation_pb2_grpc,
-    preprocess_pb2,
-    preprocess_pb2_grpc,
-)
+from triptych.v1 import common_pb2
 from triptych_common import __version__
 from triptych_common.rpc.channels import SERVER_OPTIONS
 from triptych_common.rpc.control import Health
+from triptych_common.rpc.generation import SERVICES, add_services
 from triptych_common.rpc.security.tls import server_credentials
 from triptych_common.rpc.server import bind
 
@@ -37,11 +30,6 @@ from triptych_gateway.state import Gateway
 log = logging.getLogger(__name__)
 # gRPC writes metadata that is no UTF-8 to its log, and a key may be in it.
 logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: not str(record.msg).startswith("Invalid encoding"))
-_SERVICES = (
-    generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
-    preprocess_pb2.DESCRIPTOR.services_by_name["PreprocessService"],
-    detokenize_pb2.DESCRIPTOR.services_by_name["DetokenizeService"],
-)
 _MAX_RECEIVE = "grpc.max_receive_message_length"
 #: Calls of one connection at once; further ones wait in the client.
 _MAX_CALLS = 1024
@@ -58,7 +46,7 @@ class GrpcServer:
 
     def __init__(self, gateway: Gateway, https: Https | None) -> None:
         self._gateway, self._https = gateway, https
-        self._health = Health(tuple(service.full_name for service in _SERVICES))
+        self._health = Health(tuple(service.full_name for service in SERVICES))
         self._instance = common_pb2.Instance(
             id=secrets.token_hex(8), service="gateway", version=__version__, state=common_pb2.SERVER_STATE_SERVING
         )
@@ -70,11 +58,9 @@ class GrpcServer:
         settings = self._gateway.settings
         interceptor = GatewayInterceptor(self._gateway, _request_classes())
         self._server = server = grpc.aio.server(interceptors=[interceptor], options=_options(settings.max_body_bytes))
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, server)
-        preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server(self._servicer, server)
-        detokenize_pb2_grpc.add_DetokenizeServiceServicer_to_server(self._servicer, server)
+        add_services(server, self._servicer, self._servicer)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
-        names = [*(service.full_name for service in _SERVICES), health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
+        names = [*(service.full_name for service in SERVICES), health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
         reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
         watched = self._https.watched if self._https is not None else None
         credentials = None if watched is None else server_credentials(lambda: watched.current.files)
@@ -112,7 +98,7 @@ class GrpcServer:
 def _request_classes() -> Mapping[str, type[Message]]:
     """Method -> the class of its requests."""
     further = (health_pb2.DESCRIPTOR.services_by_name["Health"], reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"])
-    methods = [method for service in (*_SERVICES, *further) for method in service.methods]
+    methods = [method for service in (*SERVICES, *further) for method in service.methods]
     return {f"/{one.containing_service.full_name}/{one.name}": GetMessageClass(one.input_type) for one in methods}
 
 

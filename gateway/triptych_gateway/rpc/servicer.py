@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import grpc
 from triptych.errors import InvalidRequestError, TriptychError, UnimplementedError
-from triptych.v1 import common_pb2, detokenize_pb2, detokenize_pb2_grpc, generation_pb2, preprocess_pb2, preprocess_pb2_grpc
+from triptych.v1 import common_pb2, detokenize_pb2, generation_pb2, preprocess_pb2
 from triptych_common.media.uploads import Uploads
-from triptych_common.rpc.generation import GenerationCalls, Request, Responses
+from triptych_common.rpc.generation import GenerationCalls, Request, Responses, StageServicer
 
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
 from triptych_gateway.frontends.client import CLASSIFY, DETOKENIZE, EMBED, PREPROCESS, SCORE, TOKENIZE, Method, model_of
@@ -26,9 +26,7 @@ Context = grpc.aio.ServicerContext
 Response = TypeVar("Response")
 
 
-class GatewayServicer(
-    GenerationCalls, preprocess_pb2_grpc.PreprocessServiceServicer, detokenize_pb2_grpc.DetokenizeServiceServicer
-):
+class GatewayServicer(GenerationCalls, StageServicer):
     """All methods but Session, which carries the calls of a gateway.
 
     Args:
@@ -92,7 +90,7 @@ class GatewayServicer(
     async def Detokenize(self, request: detokenize_pb2.DetokenizeRequest, context: Context) -> detokenize_pb2.DetokenizeResponse:
         return await self._ask(DETOKENIZE, request)
 
-    async def _ask(self, method: Method[Any, Response], request: Any) -> Response:
+    async def _ask(self, method: Method[Response], request: Any) -> Response:
         """The answer of a frontend to a unary call."""
         call, gateway = call_var.get(), self._gateway
         model = model_of(request)
@@ -100,12 +98,12 @@ class GatewayServicer(
         if "context" in request.DESCRIPTOR.fields_by_name:
             # What the client says of itself does not count.
             request.context.CopyFrom(call_context_of(call.tenant))
-        if method.pools:
+        if method.operation:
             note_call(method.operation, model)
             await call.grant.admit_pooling(request)
         self._put_files(call)
         response: Any = await gateway.frontend.call(method, request, call.record.request_id)
-        if method.pools:
+        if method.operation:
             gateway.metrics.pooled(call.record, response.usage)
         return response
 

@@ -34,6 +34,7 @@ from triptych.errors import (
     UnauthenticatedError,
     UnimplementedError,
 )
+from triptych_common.cluster.router import RETRYABLE
 
 from triptych_gateway.connections.http_protocol import TOO_LARGE_CODE
 from triptych_gateway.not_served import explanation
@@ -205,7 +206,6 @@ _STATUSES: list[tuple[type[TriptychError], int, str, str | None]] = [
     (ServiceUnavailableError, 503, "service_unavailable_error", None),
     (TriptychError, 500, "server_error", "internal_error"),
 ]
-_RETRIED = (QueueFullError, ServiceUnavailableError)
 
 
 def to_api_error(error: Exception) -> ApiError:
@@ -242,7 +242,7 @@ def status_of(error: BaseException) -> int:
 def _of_triptych(error: TriptychError) -> ApiError:
     status, kind, code = next((row[1], row[2], row[3]) for row in _STATUSES if isinstance(error, row[0]))
     headers = {}
-    if isinstance(error, _RETRIED):
+    if isinstance(error, RETRYABLE):
         delay_s = DEFAULT_RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
         headers["retry-after"] = str(max(1, math.ceil(delay_s)))
     param = "model" if isinstance(error, ModelNotFoundError) else error.field or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -80,23 +81,12 @@ class HistorySchema(Schema):
     @classmethod
     def _count_unknown_fields(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            ignored_fields.add(len(value.keys() - _names_of(cls).keys()))
+            ignored_fields["total"] += len(value.keys() - _names_of(cls).keys())
         return value
 
 
-class FieldCount:
-    """Counts fields."""
-
-    def __init__(self) -> None:
-        self.total = 0
-
-    def add(self, number: int) -> None:
-        """Add to the count."""
-        self.total += number
-
-
-#: Fields of histories that were left out, since the process started. The gateway's metrics report it.
-ignored_fields = FieldCount()
+#: Fields of histories that were left out, since the process started. The gateway's metrics report the total.
+ignored_fields = Counter[str]()
 
 
 def refuse(message: str, kind: Literal["request", "unsupported"] = "request") -> PydanticCustomError:

@@ -7,17 +7,19 @@ import contextlib
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from typing import Protocol
 
 import grpc
-from triptych.errors import PermissionDeniedError, TriptychError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from triptych.errors import InternalError, PermissionDeniedError, TriptychError
 from triptych.status import from_rpc_error, has_details
 from triptych.v1 import common_pb2
 
 from triptych_common.cluster.breaker import Breaker
 from triptych_common.cluster.endpoint import Endpoint
 from triptych_common.rpc.channels import is_cancelled, open_channel
+from triptych_common.rpc.control import READINESS
 from triptych_common.rpc.security.refusal import why_refused
 from triptych_common.rpc.security.roles import Role
 from triptych_common.rpc.security.tls import Tls
@@ -184,6 +186,28 @@ class Connection(ABC):
         if not self.in_doubt.is_set():
             self.in_doubt.set()
             self.on_change()
+
+    async def readiness(self) -> AsyncGenerator[bool, None]:
+        """Whether the service is ready, now and after each change. Ends, or raises AioRpcError, when the connection ends."""
+        watch = health_pb2_grpc.HealthStub(self.channel).Watch(health_pb2.HealthCheckRequest(service=READINESS))
+        try:
+            async for response in watch:
+                yield response.status == health_pb2.HealthCheckResponse.SERVING
+        finally:
+            watch.cancel()
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Around a call whose result the breaker counts."""
+        generation = self.breaker.begin()
+        try:
+            yield
+            self.call_succeeded(generation)
+        except InternalError as error:
+            self.call_failed(generation, error)
+            raise
+        finally:
+            self.breaker.ended(generation)
 
     def call_succeeded(self, generation: int) -> None:
         """The service answered a call, which began with this generation of the breaker."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import aclosing
 
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 
 from triptych_common.cluster.connection import Connection, ConnectionRefusedByUsError
-from triptych_common.rpc.control import READINESS
 from triptych_common.rpc.security.tls import Tls
 
 _DESCRIBE_TIMEOUT_S = 10.0
@@ -38,7 +37,6 @@ class EncoderConnection(Connection):
         self._expected = expected
         self._others = others
         self.stub = encoder_pb2_grpc.EncoderServiceStub(self.channel)
-        self._health = health_pb2_grpc.HealthStub(self.channel)
         self.description = encoder_pb2.DescribeResponse()
 
     async def serve(self) -> str:
@@ -75,13 +73,9 @@ class EncoderConnection(Connection):
 
     async def _watch_readiness(self) -> None:
         """Follow the readiness of the encoder. Ends, or raises AioRpcError, when the connection ends."""
-        watch = self._health.Watch(health_pb2.HealthCheckRequest(service=READINESS))
-        try:
-            async for response in watch:
-                if response.status == health_pb2.HealthCheckResponse.SERVING:
-                    if self.is_going_away and self.instance is not None:
-                        await self._describe(_DESCRIBE_TIMEOUT_S)
-                else:
+        async with aclosing(self.readiness()) as changes:
+            async for is_ready in changes:
+                if not is_ready:
                     self.goes_away()
-        finally:
-            watch.cancel()
+                elif self.is_going_away and self.instance is not None:
+                    await self._describe(_DESCRIBE_TIMEOUT_S)

@@ -9,7 +9,14 @@ from typing import TypeVar
 
 import grpc
 from triptych.accumulators import merged_choices
-from triptych.v1 import generation_pb2, generation_pb2_grpc
+from triptych.v1 import (
+    detokenize_pb2,
+    detokenize_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    preprocess_pb2,
+    preprocess_pb2_grpc,
+)
 
 from triptych_common.telemetry.logs import request_id_var
 
@@ -17,9 +24,26 @@ Request = generation_pb2.ChatRequest | generation_pb2.CompleteRequest
 Responses = AsyncGenerator[generation_pb2.GenerationCallResponse, None]
 _Whole = TypeVar("_Whole", generation_pb2.ChatResponse, generation_pb2.CompleteResponse)
 _Piece = TypeVar("_Piece", generation_pb2.ChatStreamResponse, generation_pb2.CompleteStreamResponse)
+#: The services of a frontend, which a gateway has, too.
+SERVICES = (
+    generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
+    preprocess_pb2.DESCRIPTOR.services_by_name["PreprocessService"],
+    detokenize_pb2.DESCRIPTOR.services_by_name["DetokenizeService"],
+)
 _MEDIA_TRAILER = "triptych-media-bin"
 #: Metadata of more than 8 KiB make calls fail, and other code adds its own metadata.
 _MAX_TRAILER_BYTES = 4096
+
+
+class StageServicer(preprocess_pb2_grpc.PreprocessServiceServicer, detokenize_pb2_grpc.DetokenizeServiceServicer):
+    """Single stages of a call: Preprocess and Tokenize of one service, Detokenize and DetokenizeStream of the other."""
+
+
+def add_services(server: grpc.aio.Server, generation: generation_pb2_grpc.GenerationServiceServicer, stages: StageServicer) -> None:
+    """Serve all of SERVICES."""
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
+    preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server(stages, server)
+    detokenize_pb2_grpc.add_DetokenizeServiceServicer_to_server(stages, server)
 
 
 class GenerationCalls(generation_pb2_grpc.GenerationServiceServicer, ABC):

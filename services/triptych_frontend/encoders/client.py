@@ -23,7 +23,6 @@ import grpc
 from triptych.errors import (
     Code,
     EmbeddingUnavailableError,
-    InternalError,
     InvalidRequestError,
     QueueFullError,
     ServiceUnavailableError,
@@ -92,7 +91,7 @@ class EncoderClient:
 
     def encoder_id_of(self, key: bytes) -> str:
         """The instance id of the encoder that a key belongs to. Raises ServiceUnavailableError when there is none."""
-        return encoder_id(self.ranked(key)[0])
+        return self.ranked(key)[0].instance_id
 
     async def encode(self, item: PreparedMedia, on_asked: Callable[[], None]) -> Encoded:
         """Encode one item, in the steps described above. Raises the error of the last step, which names the item.
@@ -115,7 +114,7 @@ class EncoderClient:
             if number:
                 self.counts["same_encoder" if number == 1 else "other_encoder"] += 1
             try:
-                with encoder.in_use():
+                with encoder.in_use(), encoder.counted():
                     return await self._encode_at(encoder, item, on_asked)
             except InvalidRequestError:
                 raise
@@ -129,19 +128,7 @@ class EncoderClient:
         raise _named(error, item)
 
     async def _encode_at(self, encoder: EncoderConnection, item: PreparedMedia, on_asked: Callable[[], None]) -> Encoded:
-        """Ask one encoder, first with the key only. Its breaker counts how it takes the item. Raises TriptychError."""
-        generation = encoder.breaker.begin()
-        try:
-            encoded = await self._encoded_by(encoder, item, on_asked)
-            encoder.call_succeeded(generation)
-            return encoded
-        except InternalError as error:
-            encoder.call_failed(generation, error)
-            raise
-        finally:
-            encoder.breaker.ended(generation)
-
-    async def _encoded_by(self, encoder: EncoderConnection, item: PreparedMedia, on_asked: Callable[[], None]) -> Encoded:
+        """Ask one encoder, first with the key only. Raises TriptychError."""
         start_s = time.perf_counter()
         impatience = asyncio.get_running_loop().call_later(_ASK_S, on_asked)
         try:
@@ -170,7 +157,7 @@ class EncoderClient:
         timings, elapsed_s = result.timings, time.perf_counter() - start_s
         self.seconds[tier].observe(elapsed_s)
         inside_s = timings.queue_s + timings.decode_s + timings.preprocess_s + timings.encode_s
-        return Encoded(encoder_id(encoder), result, max(elapsed_s - inside_s, 0.0))
+        return Encoded(encoder.instance_id, result, max(elapsed_s - inside_s, 0.0))
 
     async def _call(self, encoder: EncoderConnection, item: PreparedMedia, content: bytes) -> encoder_pb2.EncodeResult:
         request = encoder_pb2.EncodeRequest(
@@ -232,11 +219,6 @@ class EncoderClient:
         """Wait for the background work."""
         while self._tasks:  # closing an encoding starts the release of its leases
             await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def encoder_id(encoder: EncoderConnection) -> str:
-    """The instance id, by which the engine finds the encoder. Empty if the encoder was lost meanwhile."""
-    return encoder.instance.id if encoder.instance is not None else ""
 
 
 class _SilentEncoderError(ServiceUnavailableError):

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Set
 from typing import Protocol
 
-from triptych.errors import InternalError, InvalidRequestError, QueueFullError, ServiceUnavailableError, TriptychError
+from triptych.errors import InternalError, TriptychError
 from triptych.status import from_request_error
 from triptych.v1 import common_pb2, engine_pb2
-from triptych_common.cluster.pool import Pool
+from triptych_common.cluster.router import RETRYABLE, Demand, Router
 
-from triptych_frontend.engines.connection import MAX_ADD_BYTES, EngineConnection
-
-log = logging.getLogger(__name__)
-#: A request with media goes to the engine that its first item belongs to, which may hold the item's embeddings and KV cache. But if
-#: that engine's load is more than this number plus twice the least load, the request goes to the least loaded engine.
-_MAX_STICKY_LOAD = 8
-#: Errors that another engine may not have.
-_RETRYABLE = (ServiceUnavailableError, QueueFullError)
+from triptych_frontend.engines.connection import EngineConnection
 
 
 class Listener(Protocol):
@@ -49,12 +40,11 @@ class EngineCall:
         #: Indices of the sequences that have not ended.
         self._live = set(range(request.n or 1))
         self._connection: EngineConnection | None = None
-        self._instance_id = ""
-        #: The wait for an engine.
-        self.waiting: asyncio.Task[None] | None = None
+        #: On its way to another engine.
+        self.placing: asyncio.Task[None] | None = None
         #: Sequences that are to end as soon as an engine has the request.
         self._aborted: set[int] = set()
-        #: Instances of engines that refused the request, or were lost before they sent any output.
+        #: Instances of engines that got the request.
         self.tried: set[str] = set()
         self._has_output = False
         #: What the engine's breaker gave for this call, and whether it was told of a failure.
@@ -79,14 +69,17 @@ class EngineCall:
             self._connection.abort(self.request.request_id)
             self._connection.breaker.ended(self._generation)
         self._live.clear()
-        if self.waiting is not None:
-            self.waiting.cancel()
+        if self.placing is not None:
+            self.placing.cancel()
 
-    def send_to(self, connection: EngineConnection) -> None:
+    async def send_to(self, service: EngineConnection) -> None:
+        self.hand_to(service)
+
+    def hand_to(self, connection: EngineConnection) -> None:
         """Hand the request to an engine."""
-        self._connection, self._instance_id = connection, connection.instance_id
-        self._generation, self._has_reported = connection.breaker.begin(), False
         connection.send(self)
+        self._connection = connection
+        self._generation, self._has_reported = connection.breaker.begin(), False
         for index in self._live & self._aborted:
             connection.abort_sequence(self.request.request_id, index)
 
@@ -145,41 +138,21 @@ class EngineCall:
 
     def _sent_elsewhere(self, error: TriptychError) -> bool:
         """Hand the request to another engine, if it has no output yet and another engine is available, or will be in a moment."""
-        if not self._live or self._has_output or not isinstance(error, _RETRYABLE) or self._connection is None:
-            return False
         lost = self._connection
-        self.tried.add(self._instance_id)
-        if self._router.choose(self.request, self.tried) is None and self._router.grace_left_s(self.tried, error) <= 0:
+        if not self._live or self._has_output or not isinstance(error, RETRYABLE) or lost is None:
             return False
-        log.info("the engine at %s did not take a request (%s); another one gets it", lost.address, error)
+        self.placing = self._router.place_again(self, demand_of(self.request), error)
+        if self.placing is None:
+            return False
         lost.forget(self.request.request_id)
         if len(self._live) > 1:  # the engine may have accepted some of the sequences
             lost.abort(self.request.request_id)
         self._connection = None
-        self._router.send(self, error)
         return True
 
 
-class EngineRouter:
+class EngineRouter(Router[EngineConnection]):
     """Chooses an engine for each request."""
-
-    def __init__(self, pool: Pool[EngineConnection]) -> None:
-        self._pool = pool
-        #: Calls that wait for an engine.
-        self._waiting: set[asyncio.Task[None]] = set()
-        self._is_closed = False
-
-    async def close(self) -> None:
-        """End the waits for engines, with their calls."""
-        self._is_closed = True
-        for task in self._waiting:
-            task.cancel()
-        await asyncio.gather(*self._waiting, return_exceptions=True)
-
-    async def until_there(self) -> None:
-        """Wait for an engine, but only if there was one a moment ago, as in a rolling restart."""
-        if not self._pool.ready:
-            await self._pool.until(lambda: bool(self._pool.ready), self.grace_left_s())
 
     def start(self, request: engine_pb2.EngineRequest, listener: Listener, first_index: int = 0) -> EngineCall:
         """Hand a request to an engine. If the last one went away a moment ago, the request waits for another one.
@@ -192,47 +165,16 @@ class EngineRouter:
             InvalidRequestError: the request is too large for one message.
             InternalError: a live request has the same request id.
         """
-        # Such a message would fail the session, and with it all other calls.
-        if (num_bytes := request.ByteSize()) > MAX_ADD_BYTES:
-            message = f"the request, encoded for the engine, may have at most {MAX_ADD_BYTES} bytes; it has {num_bytes}"
-            raise InvalidRequestError(message, limit=MAX_ADD_BYTES, value=num_bytes)
-        call = EngineCall(self, request, listener, first_index)
-        if self.choose(request) is None and self.grace_left_s() <= 0:
-            raise self._pool.none_left()
-        self.send(call)
-        return call
-
-    def send(self, call: EngineCall, error: TriptychError | None = None) -> None:
-        """Send a call to an engine that it was not sent to yet, as soon as there is one.
-
-        Args:
-            error: why the last engine did not do.
-        """
-        connection = self.choose(call.request, call.tried)
+        call, demand = EngineCall(self, request, listener, first_index), demand_of(request)
+        connection = self.choose(demand)
         if connection is not None:
-            call.send_to(connection)
-            return
-        call.waiting = task = asyncio.create_task(self._send_later(call, error), name="a request that waits for an engine")
-        self._waiting.add(task)
-        task.add_done_callback(self._waiting.discard)
-
-    async def _send_later(self, call: EngineCall, error: TriptychError | None) -> None:
-        try:
-            await self._pool.until(lambda: self.choose(call.request, call.tried) is not None, self.grace_left_s(call.tried))
-            connection = self.choose(call.request, call.tried)
-            if connection is not None and call.is_live:
-                call.send_to(connection)
-            else:
-                call.fail(error or self._pool.none_left())
-        except TriptychError as failure:
-            call.fail(failure)
-        except asyncio.CancelledError:
-            call.fail(error or self._pool.none_left())
-            raise
-
-    def grace_left_s(self, tried: Set[str] = frozenset(), error: TriptychError | None = None) -> float:
-        """How long a call that finds no engine should wait for one, as `Pool.grace_left_s`; 0 once this router is closed."""
-        return 0.0 if self._is_closed else self._pool.grace_left_s(tried, error)
+            call.tried.add(connection.instance_id)
+            call.hand_to(connection)
+            return call
+        call.placing = self.place_again(call, demand, None)
+        if call.placing is None:
+            raise self.none_left()
+        return call
 
     async def embed(self, request: engine_pb2.EngineServiceEmbedRequest, request_id: str) -> engine_pb2.EngineServiceEmbedResponse:
         """Vectors of prompts, from the engine that `choose` gives the first one, or from another engine if that does not take them.
@@ -240,41 +182,14 @@ class EngineRouter:
         Raises:
             TriptychError: no engine took them, or one failed.
         """
-        tried: set[str] = set()
-        failure: TriptychError | None = None
-        while True:
-            connection = self.choose(request.requests[0], tried)
-            if connection is None:
-                if (left_s := self.grace_left_s(tried, failure)) <= 0:
-                    raise failure or self._pool.none_left()
-                await self._pool.until(lambda: self.choose(request.requests[0], tried) is not None, left_s)
-                continue
-            tried.add(connection.instance_id)
-            generation = connection.breaker.begin()
-            try:
-                response = await connection.embed(request, request_id)
-                connection.call_succeeded(generation)
-                return response
-            except InternalError as error:
-                connection.call_failed(generation, error)
-                raise
-            except _RETRYABLE as error:
-                failure = error
-            finally:
-                connection.breaker.ended(generation)
 
-    def choose(self, request: engine_pb2.EngineRequest, tried: Set[str] = frozenset()) -> EngineConnection | None:
-        """The engine for a request; None when there is none.
+        async def call(engine: EngineConnection) -> engine_pb2.EngineServiceEmbedResponse:
+            with engine.counted():
+                return await engine.embed(request, request_id)
 
-        Args:
-            tried: instances that are not chosen.
-        """
+        return await self.ask(demand_of(request.requests[0]), call)
 
-        def suits(engine: EngineConnection) -> bool:
-            return engine.instance_id not in tried and self._pool.may_try_another(tried)
 
-        least = self._pool.least_loaded(suits)
-        if least is None or not request.media:
-            return least
-        own = next(filter(suits, self._pool.ranked(request.media[0].key)), least)
-        return least if own.is_doubtful or own.load > _MAX_STICKY_LOAD + 2 * least.load else own
+def demand_of(request: engine_pb2.EngineRequest) -> Demand[EngineConnection]:
+    """Requests with the same media prefer the same engine, which may hold the embeddings and the KV cache."""
+    return Demand(key=request.media[0].key if request.media else None)

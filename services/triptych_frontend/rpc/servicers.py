@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import grpc
 from triptych.errors import InvalidRequestError, ServiceUnavailableError
-from triptych.v1 import common_pb2, detokenize_pb2, detokenize_pb2_grpc, generation_pb2, preprocess_pb2, preprocess_pb2_grpc
+from triptych.v1 import common_pb2, detokenize_pb2, generation_pb2, preprocess_pb2
 from triptych_common.media.uploads import Uploads
-from triptych_common.rpc.generation import GenerationCalls, Request, Responses
+from triptych_common.rpc.generation import GenerationCalls, Request, Responses, StageServicer
 from triptych_common.rpc.principal import Principal
 from triptych_common.rpc.security.roles import trusted_context, trusted_tenant
 
@@ -127,8 +127,8 @@ class GenerationServicer(GenerationCalls):
         return await self.embedder.classify(request)
 
 
-class StageServicer(preprocess_pb2_grpc.PreprocessServiceServicer, detokenize_pb2_grpc.DetokenizeServiceServicer):
-    """Single stages of a call: Preprocess and Tokenize of one service, Detokenize and DetokenizeStream of the other."""
+class FrontendStages(StageServicer):
+    """Single stages of a call, which the frontend does itself."""
 
     def __init__(self, admission: Admission, model: ServedModel, preprocessor: Preprocessor, encoders: EncoderClient) -> None:
         self._admission = admission

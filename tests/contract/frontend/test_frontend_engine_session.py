@@ -74,7 +74,7 @@ async def test_a_cancelled_call_aborts_all_its_choices() -> None:
         (request,) = bench.engine.requests
         assert (request.n, bench.engine.aborted) == (3, [request.request_id])
         await until_idle(bench)
-        assert not engine_of(bench)._carried
+        assert not engine_of(bench).carried
 
 
 async def test_a_client_that_leaves_without_reading_aborts_too() -> None:
@@ -213,11 +213,11 @@ async def test_an_engine_request_id_in_use_is_refused_and_its_owner_keeps_it() -
             router.start(request, Heard())
         assert (await asyncio.wait_for(heard.outputs.get(), 30)).token_ids[0] == ids("Hello")[0]
         first.close()
-        assert not engine_of(bench)._carried
+        assert not engine_of(bench).carried
 
 
 async def test_many_requests_at_once_are_sent_in_bounded_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_connection, "MAX_ADD_BYTES", 1000)
+    monkeypatch.setattr(engine_connection.EngineConnection, "max_start_bytes", 1000)
     async with frontend_bench() as bench:
         # The size is mostly the salt's: prompt tokens are not all that a request carries.
         request = generation_pb2.CompleteRequest(text="\n", options=Options(cache_salt="s" * 200))
@@ -236,7 +236,7 @@ async def test_choices_travel_in_one_request() -> None:
 
 
 async def test_a_request_too_large_for_a_message_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych_frontend.engines.router.MAX_ADD_BYTES", 1000)
+    monkeypatch.setattr(engine_connection.EngineConnection, "max_start_bytes", 1000)
     async with frontend_bench() as bench:
         refused = await error_of(bench.chat(chat_request(options=Options(cache_salt="s" * 1000))))
         assert joined(await collect(bench.chat(chat_request()))) == "Hello there"

@@ -19,7 +19,7 @@ from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 from triptych_common.cluster.breaker import MAX_FAILURES
 from triptych_common.model.store import model_info
 from triptych_common.rpc.status import to_request_error
-from triptych_frontend.engines.router import EngineRouter
+from triptych_frontend.engines.router import EngineRouter, demand_of
 
 
 async def collect(call) -> list:
@@ -145,13 +145,13 @@ async def test_requests_with_the_same_media_go_to_the_same_engine_unless_it_is_o
         router = EngineRouter(bench.frontend._engines)
         keys = [bytes([number]) * 32 for number in range(40)]
         requests = [engine_pb2.EngineRequest(media=[common_pb2.MediaRef(key=key)]) for key in keys]
-        homes = [router.choose(request) for request in requests]
-        assert homes == [router.choose(request) for request in requests]
+        homes = [router.choose(demand_of(request)) for request in requests]
+        assert homes == [router.choose(demand_of(request)) for request in requests]
         assert len(set(homes)) == 2
         busy = homes[0]
         assert busy is not None
         busy._num_unreported = 100
-        assert router.choose(requests[0]) is not busy
+        assert router.choose(demand_of(requests[0])) is not busy
 
 
 async def test_an_engine_that_took_some_sequences_of_a_request_gives_them_up_when_another_gets_all() -> None:

@@ -20,9 +20,9 @@ from triptych_common.cluster.resolver import Update
 from triptych_gateway.app import create_app
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
 from triptych_gateway.frontends.client import FrontendClient
-from triptych_gateway.frontends.connection import _MAX_UPLOADS, FrontendConnection
+from triptych_gateway.frontends.connection import _MAX_UPLOADS, MAX_INLINE_FILE_BYTES, FrontendConnection
 from triptych_gateway.frontends.models import ServedModels
-from triptych_gateway.frontends.router import MAX_INLINE_FILE_BYTES, FrontendRouter, answered
+from triptych_gateway.frontends.router import FrontendRouter
 from triptych_gateway.settings import GatewaySettings
 
 CONTEXT = common_pb2.CallContext()
@@ -239,9 +239,9 @@ async def test_files_are_let_go_once_a_frontend_has_answered() -> None:
 async def test_an_error_of_the_transport_is_a_frontend_that_went_away(code: grpc.StatusCode) -> None:
     """A write on a connection that was just lost ends with INTERNAL, without the details that a frontend's own errors have."""
 
-    async def fail(_: FrontendConnection) -> None:
+    async def fail() -> None:
         raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "Internal error from Core")
 
     async with slow_frontends(1) as (pool, *_):
         with pytest.raises(ServiceUnavailableError):
-            await answered(fail, pool.connections[0])
+            await pool.connections[0].answered(fail)

@@ -121,7 +121,7 @@ async def test_a_lost_frontend_fails_its_calls_and_the_next_ones_find_the_new_on
 
 
 async def test_a_request_too_large_for_the_stream_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frontend_connection, "_MAX_START_BYTES", 1000)
+    monkeypatch.setattr(frontend_connection.FrontendConnection, "max_start_bytes", 1000)
     async with a_client(FakeFrontend()) as client:
         with pytest.raises(InvalidRequestError, match="at most 1000 bytes"):
             await texts_of(client, "x" * 1000)

@@ -70,7 +70,7 @@ class Engine(EngineConnection):
         failed = engine_pb2.SequenceOutput(
             request_id=request_id, finish_reason=common_pb2.FINISH_REASON_ERROR, error=to_request_error(error)
         )
-        self._dispatch(engine_pb2.SessionResponse(outputs=[failed], going_away=going_away))
+        self.received(engine_pb2.SessionResponse(outputs=[failed], going_away=going_away))
 
 
 class Heard:
@@ -190,10 +190,10 @@ async def test_a_call_that_is_closed_or_aborted_while_it_waits() -> None:
         closed, aborted = router.start(a_request("closed"), Heard()), router.start(a_request("aborted", n=2), Heard())
         closed.close()
         aborted.abort(1)
-        await until(lambda: len(router._waiting) == 1)
+        await until(lambda: len(router._placing) == 1)
         made["a:1"].is_up.set()
         await until(lambda: made["a:1"].sent == ["aborted"])
-        assert [(one.request_id, one.index) for one in made["a:1"]._sequence_aborts] == [("aborted", 1)]
+        assert [(one.request_id, one.index) for one in made["a:1"].ending().abort_sequences] == [("aborted", 1)]
 
 
 async def test_nothing_waits_for_an_engine_that_has_been_away_for_long() -> None:

@@ -65,7 +65,7 @@ def test_many_pieces_of_a_call_take_a_time_of_their_number() -> None:
 @given(st.sets(st.integers(1, len(DELTAS) - 1)))
 async def test_what_waits_is_merged_without_loss(cuts: set[int]) -> None:
     """However much of an answer waits in the mailbox, the client gets the same."""
-    calls = Calls([], lambda calls, error: False, lambda: None)
+    calls = Calls([], common_pb2.CallContext(), lambda calls, error: None, lambda: None)
     calls.sent(None, [7])  # type: ignore[arg-type]
     received: list[Delta] = []
     for place, delta in enumerate(DELTAS):

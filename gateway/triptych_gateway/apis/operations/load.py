@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import Request
 from google.protobuf.message import Message
 from pydantic import BaseModel, Field
-from triptych.v1 import common_pb2, generation_pb2
+from triptych.v1 import common_pb2
 
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.frontends.loads import merged_loads
@@ -18,19 +18,20 @@ from triptych_gateway.wire.schema import optional
 ServiceState = Literal["starting", "serving", "draining", "sleeping", "unavailable", "unknown"]
 
 
-class FrontendLoad(BaseModel):
+class _ServiceLoad(BaseModel):
+    id: Annotated[str, Field(description="Differs after each start of the service. Empty while it is away.")]
+    state: ServiceState
+
+
+class FrontendLoad(_ServiceLoad):
     """A frontend that this gateway uses."""
 
-    id: Annotated[str, Field(description="Differs after each start of the service.")]
-    state: ServiceState
     num_requests: Annotated[int, Field(description="Calls that it works on, of all its clients.")]
 
 
-class EngineLoad(BaseModel):
+class EngineLoad(_ServiceLoad):
     """An engine, as of its last step. The numbers are null while no frontend has a connection to it."""
 
-    id: Annotated[str, Field(description="Differs after each start of the service. Empty while it is away.")]
-    state: ServiceState
     num_running: int | None = optional("Sequences in the batch.")
     num_waiting: int | None = optional("Sequences in the queue.")
     num_blocks: int | None = optional("Blocks of the KV cache.")
@@ -42,11 +43,9 @@ class EngineLoad(BaseModel):
     num_generated_tokens: int | None = optional("Since start.")
 
 
-class EncoderLoad(BaseModel):
+class EncoderLoad(_ServiceLoad):
     """An encoder and its cache. The numbers are null if it did not answer within a second."""
 
-    id: Annotated[str, Field(description="Differs after each start of the service. Empty while it is away.")]
-    state: ServiceState
     queue_length: int | None = optional("Items that wait to be encoded.")
     num_entries: int | None = optional("Items whose embeddings are in the cache.")
     used_bytes: int | None = optional("Size of the cache's entries.")
@@ -80,22 +79,16 @@ async def load(request: Request) -> LoadResponse:
     loads = await gateway_of(request).frontend.loads(request_id_of(request))
     merged = merged_loads(loads)
     return LoadResponse(
-        frontends=[
-            FrontendLoad(id=one.instance.id, state=_state(one.instance), num_requests=one.num_live_requests) for one in loads
+        frontends=[FrontendLoad(**_identity(one.instance), num_requests=one.num_live_requests) for one in loads],
+        engines=[
+            EngineLoad(**_identity(one.instance), **_numbers(one.load, EngineLoad) if one.HasField("load") else {})
+            for one in merged.engines
         ],
-        engines=[_engine(engine) for engine in merged.engines],
-        encoders=[_encoder(encoder) for encoder in merged.encoders],
+        encoders=[
+            EncoderLoad(**_identity(one.instance), **_numbers(one.stats, EncoderLoad) if one.HasField("stats") else {})
+            for one in merged.encoders
+        ],
     )
-
-
-def _engine(engine: generation_pb2.EngineLoad) -> EngineLoad:
-    numbers = _numbers(engine.load, EngineLoad) if engine.HasField("load") else {}
-    return EngineLoad(id=engine.instance.id, state=_state(engine.instance), **numbers)
-
-
-def _encoder(encoder: generation_pb2.EncoderLoad) -> EncoderLoad:
-    numbers = _numbers(encoder.stats, EncoderLoad) if encoder.HasField("stats") else {}
-    return EncoderLoad(id=encoder.instance.id, state=_state(encoder.instance), **numbers)
 
 
 def _numbers(message: Message, schema: type[BaseModel]) -> dict[str, Any]:
@@ -104,5 +97,5 @@ def _numbers(message: Message, schema: type[BaseModel]) -> dict[str, Any]:
     return {name: getattr(message, name) for name in names}
 
 
-def _state(instance: common_pb2.Instance) -> ServiceState:
-    return _STATES.get(instance.state, "unknown")
+def _identity(instance: common_pb2.Instance) -> dict[str, Any]:
+    return {"id": instance.id, "state": _STATES.get(instance.state, "unknown")}

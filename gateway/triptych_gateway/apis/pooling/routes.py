@@ -107,7 +107,7 @@ async def _classifies(request: Request, body: schema.PoolingRequest) -> bool:
 async def _answer(
     request: Request,
     body: Body,
-    method: Method[PoolingCall, Pooled],
+    method: Method[Pooled],
     convert: Callable[[Body, FileParts], PoolingCall],
     names: FieldNames,
     to_json: Callable[[Pooled], dict[str, Any]],

@@ -58,25 +58,25 @@ class InputRequest(ChatPrompt, _InputFields):
         return self
 
 
-class EmbeddingRequest(InputRequest):
-    """OpenAI's request, and what vLLM adds to it."""
-
-    model: Annotated[str, Field(description="A name from /v1/models.")]
+class _VectorRequest(InputRequest):
     dimensions: int | None = optional("Length of the vectors, for models whose vectors can be cut.", ge=1, le=2**31 - 1)
     encoding_format: Literal["float", "base64"] | None = optional("base64: of float32, little-endian.")
     normalize: bool | None = optional("Scale the vectors to length 1. Default: as the model was made.")
 
 
-class PoolingRequest(InputRequest):
+class EmbeddingRequest(_VectorRequest):
+    """OpenAI's request, and what vLLM adds to it."""
+
+    model: Annotated[str, Field(description="A name from /v1/models.")]
+
+
+class PoolingRequest(_VectorRequest):
     """vLLM's request for what the model's pooling gives."""
 
     model: _Model = None
     task: Literal["embed", "token_embed", "classify"] | None = optional(
         "token_embed: a vector per token. Default: embed, or classify if the model classifies."
     )
-    dimensions: int | None = optional("Length of the vectors.", ge=1, le=2**31 - 1)
-    encoding_format: Literal["float", "base64"] | None = optional("base64: of float32, little-endian.")
-    normalize: bool | None = optional("Scale vectors to length 1. Default: as the model was made.")
     use_activation: _Activation = None
 
 
@@ -90,19 +90,22 @@ class ClassifyRequest(InputRequest):
 _OneOrMany = str | _Texts
 
 
-class ScoreRequest(Schema):
+class _PairsRequest(Schema):
+    model: _Model = None
+    truncate_prompt_tokens: _Truncation = None
+    use_activation: _Activation = None
+    priority: _Priority = None
+    user: _User = None
+
+
+class ScoreRequest(_PairsRequest):
     """vLLM's request: one text against several, or pairs. The two sides have one of three pairs of names."""
 
-    model: _Model = None
     text_1: _OneOrMany | None = optional("One text, or as many as text_2.")
     text_2: _OneOrMany | None = optional("One text or several.")
     queries: _OneOrMany | None = optional("Another name of text_1.")
     documents: _OneOrMany | None = optional("Another name of text_2, with queries.")
     items: _OneOrMany | None = optional("Another name of text_2, with queries.")
-    truncate_prompt_tokens: _Truncation = None
-    use_activation: _Activation = None
-    priority: _Priority = None
-    user: _User = None
 
     @property
     def sides(self) -> tuple[str, str]:
@@ -135,10 +138,9 @@ class TextDocument(Schema):
     text: str
 
 
-class RerankRequest(Schema):
+class RerankRequest(_PairsRequest):
     """The request of Cohere, Jina and vLLM."""
 
-    model: _Model = None
     query: str
     documents: Annotated[
         list[str | TextDocument],
@@ -146,10 +148,6 @@ class RerankRequest(Schema):
     ]
     top_n: int | None = optional("How many to send; 0 and the default send all.", ge=0, le=2**31 - 1)
     return_documents: bool | None = optional("Send the documents too. Default true, for /v2/rerank false.")
-    truncate_prompt_tokens: _Truncation = None
-    use_activation: _Activation = None
-    priority: _Priority = None
-    user: _User = None
     max_tokens_per_doc: Annotated[Any, NoOp()] = None
     max_chunks_per_doc: Annotated[Any, NoOp()] = None
     rank_fields: Annotated[Any, NoOp()] = None
