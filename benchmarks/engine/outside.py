@@ -10,7 +10,7 @@ from functools import partial
 from typing import Self
 
 from triptych.v1 import engine_pb2
-from triptych_engine.core import Load
+from triptych_engine.load import Load
 from triptych_engine.rpc.convert import load_message, output_message
 from triptych_engine.rpc.outbox import Mailbox, Outbox
 from triptych_engine.scheduling.output import SequenceOutput

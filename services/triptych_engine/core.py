@@ -14,12 +14,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TypeVar
 
 from triptych.errors import InternalError, ServiceUnavailableError, TriptychError, UnimplementedError
 
 from triptych_engine.executor.protocol import Executor
+from triptych_engine.load import Load, StepProgress
 from triptych_engine.media.item import Embeddings, Fetcher
 from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput
 from triptych_engine.scheduling.request import Request
@@ -27,21 +28,6 @@ from triptych_engine.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How busy the engine was after a step."""
-
-    num_running: int
-    num_waiting: int
-    num_blocks: int
-    num_free_blocks: int
-    block_size: int
-    prefix_cache_queries: int
-    prefix_cache_hits: int
-    num_preemptions: int
-    num_generated_tokens: int
 
 
 #: Called with step number, outputs and load, after each step and when requests end between steps. Must not block.
@@ -85,6 +71,7 @@ class EngineCore:
         self._max_in_flight = 1 if async_scheduling else 0  # steps that may run while the next one is scheduled
         self._in_flight: deque[tuple[SchedulerOutput, float]] = deque()  # each with its launch time
         self._completed_s = 0.0  # when the last result arrived
+        self._progress = StepProgress()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._asleep = False
@@ -149,9 +136,13 @@ class EngineCore:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._run_commands(block=not (self._in_flight or self._scheduler.has_work))
+                is_idle = not (self._in_flight or self._scheduler.has_work)
+                if is_idle:
+                    self._progress.pause()
+                self._run_commands(block=is_idle)
                 self._order_embeddings()
                 if self._in_flight or self._scheduler.has_work:
+                    self._progress.resume()
                     self.step()
                     self._order_embeddings()
         except BaseException as error:
@@ -207,6 +198,7 @@ class EngineCore:
             return
         # The device starts a step when the step is launched and the previous one is done.
         started_s, self._completed_s = max(launched_s, self._completed_s), time.perf_counter()
+        self._progress.ended(self._completed_s - started_s)
         outputs = self._scheduler.update_from_output(scheduled, result)
         self._step += 1
         self._publish(outputs)
@@ -225,6 +217,10 @@ class EngineCore:
         self._step += 1
         self._publish(self._scheduler.fail_step(scheduled, failure))
         self._executor.check_health()  # raises when the device is lost: then the process must end, so that it is restarted
+
+    def current_load(self) -> Load:
+        """The load as it is now, for those who wait for a step."""
+        return replace(self.load, step_age_s=self._progress.age_s)
 
     def _publish(self, outputs: Sequence[SequenceOutput]) -> None:
         self.load = self._measure_load()
@@ -297,4 +293,6 @@ class EngineCore:
             prefix_cache_hits=kv_cache.prefix_cache_hits,
             num_preemptions=scheduler.num_preemptions,
             num_generated_tokens=scheduler.num_generated_tokens,
+            step_age_s=0.0,
+            longest_step_s=self._progress.longest_s,
         )

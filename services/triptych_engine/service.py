@@ -28,9 +28,10 @@ from triptych_common.rpc.security.roles import Role
 from triptych_common.rpc.security.tls import Tls
 from triptych_common.rpc.server import ServiceServer
 
-from triptych_engine.core import EngineCore, Load, new_device_thread
+from triptych_engine.core import EngineCore, new_device_thread
 from triptych_engine.executor.in_process import InProcessExecutor
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
+from triptych_engine.load import Load
 from triptych_engine.media.fetcher import EmbeddingFetcher, FetchStatistics
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.metrics import EngineMetrics
@@ -163,6 +164,7 @@ class EngineService:
         model.vocab_size = loaded.vocab_size
         model.quantization = settings.quantization
         model.capabilities.constraints.extend(KINDS if config.pooling is None else ())
+        model.capabilities.continuation = config.pooling is None
         if isinstance(traits, MediaTraits):
             # Encoders know nothing of pooling, which is in the fingerprint of a model that embeds.
             files = await asyncio.to_thread(model_store.model_info, config.model_path, model.name, config.max_model_len)

@@ -14,7 +14,7 @@ from triptych.errors import ContextLengthError, InvalidRequestError
 from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.rpc.status import to_request_error
 
-from triptych_engine.core import Load
+from triptych_engine.load import Load
 from triptych_engine.media.item import TEXT_ONLY, MediaTraits
 from triptych_engine.rpc.convert_media import put_media_usage, to_prompt_media
 from triptych_engine.rpc.convert_rules import to_bad_sequences, to_constraint
@@ -63,18 +63,29 @@ def to_requests(
     prompt = list(message.prompt_token_ids)
     if not prompt:
         raise InvalidRequestError("prompt_token_ids must not be empty", field="prompt_token_ids")
+    num_carried = message.num_output_tokens
+    if num_carried >= len(prompt):
+        told = f"num_output_tokens must be less than the number of prompt_token_ids ({len(prompt)}); given: {num_carried}"
+        raise InvalidRequestError(told, field="num_output_tokens", limit=len(prompt) - 1, value=num_carried)
     n = message.n if message.HasField("n") else 1
     if not 1 <= n <= MAX_SEQUENCES:
         limits = f"[1, {MAX_SEQUENCES}]"
         raise InvalidRequestError(f"n must be in {limits}; given: {n}", field="n", limit=limits, value=n)
+    if num_carried and n > 1:
+        raise InvalidRequestError(f"num_output_tokens: only with n = 1; given: {n}", field="num_output_tokens", limit=1, value=n)
     check_token_ids(prompt, "prompt_token_ids", model.vocab_size)
+    prompt, carried = prompt[: len(prompt) - num_carried], prompt[len(prompt) - num_carried :]
     sampling = _to_sampling(message.sampling, len(prompt), model, capacity_tokens)
+    if num_carried and num_carried >= sampling.max_tokens:
+        told = f"num_output_tokens must be less than max_tokens ({sampling.max_tokens}); given: {num_carried}"
+        raise InvalidRequestError(told, field="num_output_tokens", limit=sampling.max_tokens - 1, value=num_carried)
     sampling = replace(sampling, constraint=to_constraint(message, model.vocab_size))
     has_seed = message.sampling.HasField("seed")
     return [
         Request(
             request_id=sequence_id(message.request_id, index, n),
             prompt_token_ids=prompt,
+            carried_token_ids=carried,
             # The items hold state of their sequence, so each sequence has its own items.
             media=to_prompt_media(message, prompt, traits),
             sampling=_of_sequence(sampling, index, has_seed) if index else sampling,

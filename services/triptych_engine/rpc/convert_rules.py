@@ -17,8 +17,12 @@ def to_constraint(message: engine_pb2.EngineRequest, vocab_size: int) -> Constra
     """The constraint of a request, if it has one. Whether its text compiles is not checked. Raises InvalidRequestError."""
     if not message.HasField("constraint"):
         return None
-    starts_after = to_start_tokens(message.constraint, "constraint", vocab_size)
-    return Constraint(to_spec(message.constraint, "constraint"), starts_after)
+    starts_after, start = to_start_tokens(message.constraint, "constraint", vocab_size), message.constraint_start
+    if start > message.num_output_tokens:
+        told = f"constraint_start may be at most num_output_tokens ({message.num_output_tokens}); given: {start}"
+        raise InvalidRequestError(told, field="constraint_start", limit=message.num_output_tokens, value=start)
+    spec = to_spec(message.constraint, "constraint")
+    return Constraint(spec, start=start) if message.HasField("constraint_start") else Constraint(spec, starts_after)
 
 
 def to_bad_sequences(message: common_pb2.SamplingParams, vocab_size: int) -> tuple[list[int], tuple[tuple[int, ...], ...]]:

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from triptych_common.telemetry.span import Span
 from triptych_common.telemetry.tracing import OFF, Tracer
 
-from triptych_engine.core import Load
+from triptych_engine.load import Load
 from triptych_engine.rpc.sequence_trace import end_sequence
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.statistics import RequestStatistics
@@ -47,6 +47,7 @@ class Mailbox:
         self._ended = False
         self._closed = False
         self._ends_when_idle = False
+        self._is_silent = False  # since the last beat
         #: Whether the stream's client must send its new requests elsewhere.
         self.is_going_away = False
         self.request_ids: set[str] = set()  # live sequences of this stream, by the engine's own ids
@@ -64,6 +65,7 @@ class Mailbox:
         if self._closed:
             return
         self._pending.append((step, outputs, load))
+        self._is_silent = False
         self._changed.set()
 
     async def take(self) -> StepOutputs | None:
@@ -88,6 +90,12 @@ class Mailbox:
         """Make `take` return None once no request of this stream is live."""
         self._ends_when_idle = True
         self._changed.set()
+
+    def beat(self, load: Load) -> None:
+        """Tell a stream with live requests that the engine is there, if nothing was told since the last call of this method."""
+        if self.request_ids and self._is_silent:
+            self.put(0, [], load)
+        self._is_silent = True
 
     def go_away(self, load: Load) -> None:
         """Tell the stream's client to send new requests elsewhere, and end once no request of the stream is live."""

@@ -24,7 +24,8 @@ from triptych_common.telemetry.attributes import NUM_INPUTS
 from triptych_common.telemetry.span import Span, SpanKind
 from triptych_common.telemetry.tracing import OFF, Tracer
 
-from triptych_engine.core import EngineCore, Load
+from triptych_engine.core import EngineCore
+from triptych_engine.load import Load
 from triptych_engine.media.item import TEXT_ONLY, MediaTraits
 from triptych_engine.rpc.convert import load_message, num_refusals, output_message, to_requests
 from triptych_engine.rpc.convert_pooling import add_usage, pooled_tensor, to_pooling_requests
@@ -35,6 +36,10 @@ from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import FinishReason, Request
 
 log = logging.getLogger(__name__)
+
+
+#: A session with live requests gets a message at least so often, in seconds.
+HEARTBEAT_S = 0.5
 
 
 class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
@@ -141,6 +146,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         core, mailbox = self._attached_core, Mailbox(self._outbox)
         self._sessions.add(mailbox)
         reader = asyncio.create_task(self._read_session(core, request_iterator, mailbox))
+        beats = asyncio.create_task(_beat(core, mailbox))
         try:
             yield engine_pb2.SessionResponse(instance=self._instance(), model=self._model, load=load_message(core.load))
             while (taken := await mailbox.take()) is not None:
@@ -155,6 +161,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                 reader.result()
         finally:
             reader.cancel()
+            beats.cancel()
             self._sessions.discard(mailbox)
             self._abort_rest(mailbox)
 
@@ -257,3 +264,10 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             yield engine_pb2.WatchLoadResponse(load=load_message(load))
             await asyncio.sleep(interval_s)
             await changed.wait()
+
+
+async def _beat(core: EngineCore, mailbox: Mailbox) -> None:
+    """Tell a session that the engine is there, as long as it has live requests."""
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        mailbox.beat(core.current_load())

@@ -88,8 +88,8 @@ class KVCacheManager:
         request.block_ids = cached_blocks + fresh
         request.num_computed_tokens = len(cached_blocks) * self.block_size
         if request.num_cached_tokens is None:
-            request.num_cached_tokens = request.num_computed_tokens
-            self.prefix_cache_queries += request.num_prompt_tokens
+            request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+            self.prefix_cache_queries += len(request.token_ids)
             self.prefix_cache_hits += request.num_computed_tokens
 
     def num_missing_blocks(self, request: Request) -> int:

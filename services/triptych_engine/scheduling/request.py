@@ -18,8 +18,10 @@ class Constraint:
     """What the output must look like."""
 
     spec: ConstraintSpec
-    #: The constraint begins after the first of these tokens; empty: it holds from the start.
+    #: The constraint begins after the first of these tokens; empty: it begins at `start`.
     starts_after_token_ids: tuple[int, ...] = ()
+    #: Output tokens before the constraint, of a sequence that another engine began.
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ class Request:
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
+    #: Output tokens that it begins with, because another engine computed them.
+    carried_token_ids: Sequence[int] = ()
     priority: int = 0
     cache_salt: str = ""
     #: Whose request it is; empty for anonymous callers, who are one tenant.
@@ -127,7 +131,7 @@ class Request:
     num_unknown_tokens: int = 0
     #: A step in flight may return more than one token. The start of the next step is not known until its result arrives.
     awaits_result: bool = False
-    #: Prompt tokens that were found in the prefix cache at the first admission.
+    #: Prompt tokens that were found in the prefix cache at the first admission; not those of the carried output.
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
     #: When it was preempted.
@@ -148,7 +152,7 @@ class Request:
     last_token_time: float = 0.0
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.prompt_token_ids)
+        self.token_ids = [*self.prompt_token_ids, *self.carried_token_ids]
         self.max_num_tokens = self.num_prompt_tokens + self.sampling.max_tokens
 
     @property

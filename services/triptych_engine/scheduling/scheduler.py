@@ -269,7 +269,7 @@ class Scheduler:
         reason: FinishReason | None = FinishReason.LENGTH
         if request.first_token_time is None:
             request.first_token_time = now
-            if request.sampling.max_tokens:
+            if request.sampling.max_tokens and not request.carried_token_ids:
                 self.statistics.first_token.observe(now - request.arrival_time)
         else:  # as `Histogram.observe`, without the call
             gaps, gap_s = self.statistics.gaps, now - request.last_token_time

@@ -98,7 +98,7 @@ class Constraints:
         constraint = sampling.constraint
         if constraint is None:
             return
-        self.used[row], self._num_followed[row] = True, 0
+        self.used[row], self._num_followed[row] = True, constraint.start
         try:
             matcher = self._cache.copy(constraint.spec)
         except TriptychError as error:
