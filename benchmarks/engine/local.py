@@ -14,8 +14,8 @@ from triptych_common.model import store as model_store
 set_torch_environment()  # as the engine does before torch is imported
 
 from triptych_engine.core import EngineCore, new_device_thread  # noqa: E402
-from triptych_engine.load import Load
 from triptych_engine.executor.in_process import InProcessExecutor  # noqa: E402
+from triptych_engine.load import Load  # noqa: E402
 from triptych_engine.runner.cpu.attention import CpuAttention  # noqa: E402
 from triptych_engine.runner.model_runner import ModelRunner  # noqa: E402
 from triptych_engine.scheduling.output import SequenceOutput  # noqa: E402

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+import logging
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
 import grpc
 from triptych.errors import InternalError, ServiceUnavailableError
@@ -16,6 +18,14 @@ from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 from triptych_common.rpc.security.tls import Tls
 from triptych_common.rpc.tracing import trace_metadata
 
+log = logging.getLogger(__name__)
+#: An engine sends a message at least every half second while a session has live requests. One from which nothing came for so long
+#: has stopped, in seconds.
+SILENCE_S = 3.0
+#: A step hangs if it has been running for so long, and for so many times the longest of the last steps.
+_MIN_HANGING_S, _HANGING_FACTOR = 30.0, 10.0
+_TICK_S = 0.25
+
 
 class CarriedRequest(Carried, Protocol):
     """A request that a connection carries."""
@@ -24,6 +34,10 @@ class CarriedRequest(Carried, Protocol):
 
     def put(self, output: engine_pb2.SequenceOutput) -> None:
         """The engine sent an output for one of the request's sequences."""
+        ...
+
+    def hand_over(self, error: ServiceUnavailableError, *, has_failed: bool) -> None:
+        """Go on at another engine, if there is one now. `has_failed`: this one must not get the request again."""
         ...
 
 
@@ -48,6 +62,8 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         self._num_unreported = 0
         #: Requests of unary calls in flight.
         self._num_pooling = 0
+        #: Ticks of the watch since the last message. Ticks and not the time, which also passes while this process is stopped.
+        self._num_silent_ticks = 0
 
     @property
     def load(self) -> int:
@@ -113,7 +129,7 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
 
     def greeted(self, first: engine_pb2.SessionResponse) -> None:
         self.check_fingerprint(first.model, self._expected)
-        self.reported_load, self._num_unreported = first.load, 0
+        self.reported_load, self._num_unreported, self._num_silent_ticks = first.load, 0, 0
         self.connected(first.instance, first.model)
 
     def add_starts(self, message: engine_pb2.SessionRequest, starts: list[engine_pb2.EngineRequest]) -> None:
@@ -128,3 +144,39 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
             call = self.carried.get(output.request_id)
             if call is not None:
                 call.put(output)
+        self._num_silent_ticks = 0
+        if self.in_doubt.is_set() and not self._why_stalled:
+            log.info("the engine at %s works again", self.address)
+            self.in_doubt.clear()
+            self.on_change()
+        if response.going_away:
+            self._hand_over(self.loss(), has_failed=False)
+
+    def beside(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._watch()]
+
+    async def _watch(self) -> None:
+        """Let requests go on elsewhere when the engine has stopped, or its step hangs, although the connection stands."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._num_silent_ticks += 1
+            if self.carried and self.model.capabilities.continuation and (why := self._why_stalled):
+                if not self.in_doubt.is_set():
+                    log.warning("the engine at %s is stalled: %s", self.address, why)
+                    self.doubt()
+                message = f"the engine is stalled: {why}"
+                self._hand_over(ServiceUnavailableError(message, retry_after_s=MAX_BACKOFF_S), has_failed=True)
+
+    @property
+    def _why_stalled(self) -> str:
+        """Why it seems that the engine does not go on; empty if it does."""
+        silent_s, load = self._num_silent_ticks * _TICK_S, self.reported_load
+        if silent_s >= SILENCE_S:
+            return f"nothing came from it for {silent_s:.1f} s"
+        if load.step_age_s > max(_MIN_HANGING_S, _HANGING_FACTOR * load.longest_step_s):
+            return f"its step has been running for {load.step_age_s:.1f} s"
+        return ""
+
+    def _hand_over(self, error: ServiceUnavailableError, *, has_failed: bool) -> None:
+        for call in list(self.carried.values()):
+            call.hand_over(error, has_failed=has_failed)

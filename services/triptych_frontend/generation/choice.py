@@ -8,7 +8,6 @@ from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 
 from triptych_frontend.conversation.reasoning import ReasoningLimit
 from triptych_frontend.generation.sampling import GenerationParams
-from triptych_frontend.generation.sequences.continuation import joined_costs
 from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.output.delta import DeltaBuilder, prompt_logprobs, token_logprob
 from triptych_frontend.prompt.preprocess import Prompt
@@ -89,7 +88,7 @@ class Choice:
             self._feed_tokens(output)
         if output.finish_reason:
             if self._is_cut and self.num_tokens < self._max_tokens:
-                self._before = output if self._before is None else joined_costs(self._before, output)
+                self._before = output if self._before is None else _joined_costs(self._before, output)
                 self._is_cut = self.has_stopped = False
             else:
                 self._finish(output)
@@ -163,9 +162,25 @@ class Choice:
         self._is_cut = self.has_stopped = True
 
     def _finish(self, output: engine_pb2.SequenceOutput) -> None:
-        self.last = output if self._before is None else joined_costs(self._before, output)
+        self.last = output if self._before is None else _joined_costs(self._before, output)
         self._new.add(self._chain.finish())
         self.has_stopped = self._new.has_stopped
         is_own = not output.HasField("stop_token_id") or output.stop_token_id in self._eos_token_ids
         reason = common_pb2.FINISH_REASON_LENGTH if self._is_cut else output.finish_reason
         self.finish_reason = self._new.finish(reason, None if is_own or self._is_cut else output.stop_token_id)
+
+
+def _joined_costs(first: engine_pb2.SequenceOutput, last: engine_pb2.SequenceOutput) -> engine_pb2.SequenceOutput:
+    """The last output of a sequence that went on in a second request, with what both requests cost.
+
+    The second request finds prompt and media in the prefix cache, so what is said about these comes from the first one.
+    """
+    joined = engine_pb2.SequenceOutput()
+    joined.CopyFrom(last)
+    joined.usage.CopyFrom(first.usage)
+    del joined.media[:]
+    joined.media.extend(first.media)
+    joined.timings.CopyFrom(first.timings)
+    joined.timings.decode_s += last.timings.queue_s + last.timings.prefill_s + last.timings.decode_s
+    joined.timings.num_preemptions += last.timings.num_preemptions
+    return joined

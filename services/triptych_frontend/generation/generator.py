@@ -24,7 +24,6 @@ from triptych_frontend.generation.choice import Choice
 from triptych_frontend.generation.preparation.prepare import CallPreparer, PreparedCall, Request
 from triptych_frontend.generation.sampling import max_output_tokens
 from triptych_frontend.generation.sequences.beam_search import BeamSearch
-from triptych_frontend.generation.sequences.continuation import TextCall
 from triptych_frontend.generation.sequences.media_call import MediaCall
 from triptych_frontend.generation.statistics import CallMeter, CallStatistics
 from triptych_frontend.output.chain import OutputChains
@@ -124,7 +123,7 @@ class Generator:
                 media = await MediaCall.start(self.engines, self.encoders, call.prompt, request, generation, keeps_request)
                 generation.attach(media, media)
             else:
-                generation.attach(TextCall(self.engines, request, generation))
+                generation.attach(self.engines.start(request, generation))
         except BaseException:
             generation.abandon()
             raise

@@ -6,6 +6,7 @@ The defaults are the contract's. The setting `generation_config` puts those of t
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -37,7 +38,6 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "prompt_logprobs": (0, MAX_LOGPROBS, False),
 }
 _MAX_LOGIT_BIAS = 100.0
-_INT64 = 1 << 64
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,10 @@ class GenerationParams:
             sampling.logprobs = 0
         if max_tokens is not None:
             sampling.max_tokens = max_tokens
+        if not sampling.HasField("seed"):
+            # So that another engine can go on with the same random numbers.
+            sampling.seed = secrets.randbits(63)
         return sampling
-
-
-def seed_of_choice(seed: int, index: int) -> int:
-    """The seed of one choice. After the largest seed it wraps around to the smallest."""
-    return (seed + index + _INT64 // 2) % _INT64 - _INT64 // 2
 
 
 def check_options(

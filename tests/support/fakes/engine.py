@@ -20,7 +20,11 @@ def says(token_ids: Sequence[int], *, stop_token_id: int | None = None, tokens_p
 
     def script(request: engine_pb2.EngineRequest) -> list[engine_pb2.SequenceOutput]:
         bounded = request.sampling.HasField("max_tokens")
-        tokens = [*token_ids[: request.sampling.max_tokens if bounded else None]]
+        said = output_of(request)
+        # A sequence that goes on says what is left, unless its output is of another script.
+        done = len(said) if said == list(token_ids[: len(said)]) else 0
+        room = request.sampling.max_tokens - len(said) if bounded else None
+        tokens = [*token_ids[done:][:room]]
         if stop_token_id is not None:
             tokens.append(stop_token_id)
         outputs = [
@@ -82,8 +86,15 @@ def fails(error: common_pb2.RequestError) -> Script:
 _TIMINGS = common_pb2.Timings(queue_s=0.125, prefill_s=0.25, decode_s=0.5)
 
 
+def output_of(request: engine_pb2.EngineRequest) -> list[int]:
+    """The output that a sequence begins with, which another engine computed."""
+    return list(request.prompt_token_ids)[len(request.prompt_token_ids) - request.num_output_tokens :]
+
+
 def _usage(request: engine_pb2.EngineRequest, num_tokens: int, cached_tokens: int = 0) -> common_pb2.Usage:
-    return common_pb2.Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=num_tokens, cached_tokens=cached_tokens)
+    carried = request.num_output_tokens
+    prompt_tokens = len(request.prompt_token_ids) - carried
+    return common_pb2.Usage(prompt_tokens=prompt_tokens, completion_tokens=num_tokens + carried, cached_tokens=cached_tokens)
 
 
 class FakeSequence:
@@ -130,7 +141,9 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     """
 
     def __init__(self, model: common_pb2.ModelInfo, script: Script) -> None:
-        self.model = model
+        self.model = common_pb2.ModelInfo()
+        self.model.CopyFrom(model)
+        self.model.capabilities.continuation = True
         self.script = script
         #: Requests in the order of arrival, and the messages that contained them.
         self.requests: list[engine_pb2.EngineRequest] = []

@@ -1,8 +1,7 @@
 """A call with media: its sequences go to the engine while its items are still being encoded, and again if embeddings are lost.
 
 The engine gets the sequences as soon as the encoders know the keys. It computes the text before an item meanwhile, and fetches the
-embeddings when they exist. If it cannot fetch them, the items are encoded again and the failed sequences are sent again. A sequence
-that has already produced tokens continues after them.
+embeddings when they exist. If it cannot fetch them, the items are encoded again, and the sequences go on behind their output.
 """
 
 from __future__ import annotations
@@ -10,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 from triptych.errors import EmbeddingUnavailableError, InternalError, ServiceUnavailableError, TriptychError
 from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import MediaEncoding
-from triptych_frontend.engines.router import EngineCall, EngineRouter, Listener
+from triptych_frontend.engines.call import EngineCall, Listener
+from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.errors import client_error, renamed
-from triptych_frontend.generation.sequences.continuation import add_output, after_reasoning, of_one
 from triptych_frontend.media.item import PreparedMedia
 from triptych_frontend.prompt.preprocess import Prompt
 
@@ -31,73 +29,6 @@ MAX_RESUBMISSIONS = 3
 _RETRY_AFTER_S = 1.0
 #: The engine's name of an item. In Embed it also names the request, which is the only one of its call.
 _ENGINE_FIELD = re.compile(r"(?:requests\[0\]\.)?(media\[(\d+)\])")
-
-
-class _State(Enum):
-    #: The engine has the sequence, but has sent no output yet.
-    SUBMITTED = "submitted"
-    #: The engine sent tokens, so it had all embeddings.
-    STARTED = "started"
-    #: The sequence failed because embeddings were missing, and must be sent again.
-    LOST = "lost"
-
-
-class _MediaSequence:
-    """One choice in the engine.
-
-    Args:
-        request: the request to the engine, without media.
-    """
-
-    def __init__(self, index: int, request: engine_pb2.EngineRequest) -> None:
-        self.index = index
-        #: From the beginning, and since its reasoning was ended.
-        self._first = self._request = request
-        self._num_submissions = 0
-        self.state = _State.SUBMITTED
-        #: The call that carries the sequence. One call carries all sequences at first; each resent one has its own.
-        self.call: EngineCall | None = None
-        self.is_aborted = False
-        #: Output tokens of this request so far.
-        self.token_ids: list[int] = []
-        #: Why the sequence was lost.
-        self.error: TriptychError | None = None
-
-    @property
-    def can_go_on(self) -> bool:
-        """Whether the engine could continue exactly if it gets the output so far as part of the prompt.
-
-        It could not with penalties, which count output tokens, nor with a seed, whose random numbers depend on output positions.
-        Constraints and banned sequences begin with the output.
-        """
-        if not self.token_ids:
-            return True
-        if self._request.HasField("constraint") or self._request.sampling.bad_token_sequences:
-            return False
-        sampling = self._request.sampling
-        is_greedy = sampling.HasField("temperature") and sampling.temperature == 0
-        return not (sampling.presence_penalty or sampling.frequency_penalty or (sampling.HasField("seed") and not is_greedy))
-
-    def abort(self) -> None:
-        """End the sequence in the engine. Its last output still arrives."""
-        self.is_aborted = True
-        if self.call is not None:
-            self.call.abort(self.index)
-
-    def next_request(self) -> engine_pb2.EngineRequest:
-        """The next request to the engine after a loss, without the media: continues after the output so far."""
-        request = engine_pb2.EngineRequest()
-        request.CopyFrom(self._request)
-        self._num_submissions += 1
-        request.request_id += f"-{self._num_submissions}"
-        if self.token_ids:
-            add_output(request, self.token_ids)
-        return request
-
-    def answer(self, token_ids: Sequence[int]) -> None:
-        """Make the next request the one for the answer, behind the reasoning, which this output ends."""
-        self._request = after_reasoning(self._first, token_ids)
-        self.token_ids, self.is_aborted = [], False
 
 
 @dataclass(eq=False, repr=False)
@@ -115,14 +46,21 @@ class MediaCall:
     prompt: Prompt
     request: engine_pb2.EngineRequest
     listener: Listener
-    _sequences: list[_MediaSequence] = field(init=False)
+    _call: EngineCall = field(init=False)
+    #: Indices of sequences that got no token since they were sent.
+    _waiting: set[int] = field(init=False)
+    #: Sequences that failed because embeddings were missing, and must be sent again; with the error of each.
+    _lost: dict[int, TriptychError] = field(default_factory=dict, init=False)
     _num_resubmissions: int = field(default=0, init=False)
     _has_lost: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _keeper: asyncio.Task[None] | None = field(default=None, init=False)
     _is_closed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._sequences = [_MediaSequence(index, of_one(self.request, index)) for index in range(self.request.n or 1)]
+        self._waiting = set(range(self.request.n or 1))
+        self.request.placeholders.extend(self.prompt.placeholders)
+        self._refer()
+        self._call = self.engine.start(self.request, self)
 
     @classmethod
     async def start(
@@ -147,7 +85,6 @@ class MediaCall:
         try:
             await encoding.announced()
             call = cls(engine, encoders, encoding, prompt, request, listener)
-            call._submit_all()
         except BaseException:
             encoding.end()
             raise
@@ -156,12 +93,13 @@ class MediaCall:
 
     def abort(self, index: int) -> None:
         """End one sequence in the engine. Its last output still arrives."""
-        self._sequences[index].abort()
+        self._call.abort(index)
 
     def go_on(self, index: int, token_ids: Sequence[int]) -> None:
         """See Sequences. Raises what `EngineRouter.start` raises."""
-        self._sequences[index].answer(token_ids)
-        self._submit_again([self._sequences[index]])
+        self._waiting.add(index)
+        self._refer()
+        self._call.go_on(index, token_ids)
 
     def close(self) -> None:
         """End everything, in the engine and the encoders, and stop listening. May be called twice."""
@@ -170,9 +108,7 @@ class MediaCall:
         self._is_closed = True
         if self._keeper is not None:
             self._keeper.cancel()
-        for sequence in self._sequences:
-            if sequence.call is not None:
-                sequence.call.close()
+        self._call.close()
         self.encoding.end()
 
     def reports(self, last: engine_pb2.SequenceOutput | None) -> list[generation_pb2.MediaReport]:
@@ -196,14 +132,12 @@ class MediaCall:
             reports.append(report)
         return reports
 
-    # Called with the engine's outputs, see engines.router.Listener.
+    # Called with the engine's outputs, see engines.call.Listener.
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
-        sequence = self._sequences[index]
-        sequence.token_ids += output.token_ids
-        if sequence.state is _State.SUBMITTED and (output.token_ids or output.finish_reason):
-            sequence.state = _State.STARTED
-            if all(one.state is _State.STARTED for one in self._sequences):
+        if index in self._waiting and (output.token_ids or output.finish_reason):
+            self._waiting.discard(index)  # the engine had all embeddings
+            if not self._waiting:
                 self._num_resubmissions = 0
                 self.encoding.settle()
         if any(fetch.source == common_pb2.EMBEDDING_SOURCE_ENCODER for fetch in output.media):
@@ -217,15 +151,12 @@ class MediaCall:
             self.listener.on_output(index, output)
 
     def on_error(self, index: int, error: TriptychError) -> None:
-        sequence = self._sequences[index]
-        if is_about_embeddings(error) and sequence.can_go_on:
+        if is_about_embeddings(error):
             log.warning("the engine did not get embeddings: %s", error.message)
-            sequence.state, sequence.error = _State.LOST, error
+            self._lost[index] = error
             self.encoding.lose()
             self._has_lost.set()
         else:
-            if isinstance(error, EmbeddingUnavailableError):
-                self.encoders.counts["failed"] += 1
             self._fail(error)
 
     async def _keep_encoded(self) -> None:
@@ -241,27 +172,18 @@ class MediaCall:
                 await self.encoding.wait()
                 self._has_lost.clear()
                 self.encoders.counts["resubmitted"] += 1
-                self._submit_again([one for one in self._sequences if one.state is _State.LOST])
-            self._fail(next(one.error for one in self._sequences if one.state is _State.LOST and one.error is not None))
+                lost, self._lost = [*self._lost], {}
+                self._waiting.update(lost)
+                self._refer()
+                self._call.resume(lost)
+            self._fail(next(iter(self._lost.values())))
         except Exception as error:
             self._fail(client_error(error, log))
 
-    def _submit_all(self) -> None:
-        call = self.engine.start(self._with_media(self.request), self)
-        for sequence in self._sequences:
-            sequence.call = call
-
-    def _submit_again(self, sequences: Iterable[_MediaSequence]) -> None:
-        for sequence in sequences:
-            sequence.state = _State.SUBMITTED
-            sequence.call = self.engine.start(self._with_media(sequence.next_request()), self, sequence.index)
-            if sequence.is_aborted:
-                sequence.abort()
-
-    def _with_media(self, request: engine_pb2.EngineRequest) -> engine_pb2.EngineRequest:
-        whole = engine_pb2.EngineRequest(media=self.encoding.refs, placeholders=self.prompt.placeholders)
-        whole.MergeFrom(request)
-        return whole
+    def _refer(self) -> None:
+        """Let the request name the places where the embeddings are now."""
+        del self.request.media[:]
+        self.request.media.extend(self.encoding.refs)
 
     def _fail(self, error: TriptychError) -> None:
         self.close()
