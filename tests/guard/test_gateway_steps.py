@@ -27,7 +27,7 @@ WARM_UP_STEPS = 3
 #: Out of the frontend's message into its request's mailbox; out of that as an event, past the middleware to the HTTP server.
 #: /v1/responses: stored at its end, by a generator around that of the answer; an item and a writer of events with numbers.
 CHAT_PATH, RESPONSES_PATH = "/v1/chat/completions", "/v1/responses"
-CALLS = {CHAT_PATH: (16, 18), RESPONSES_PATH: (20, 24)}
+CALLS = {CHAT_PATH: (15, 18), RESPONSES_PATH: (19, 24)}
 BODIES = {CHAT_PATH: CHAT, RESPONSES_PATH: {"model": CHAT["model"], "input": "Hi"}}
 PACKAGES = ("triptych_gateway", "triptych_common.telemetry", "prometheus_client", "fastapi", "starlette", "uvicorn.protocols")
 

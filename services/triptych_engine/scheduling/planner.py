@@ -106,10 +106,16 @@ class StepPlanner:
             free_seats = self._max_num_seqs - len(running)
             num_prompts = sum(request.num_left > 1 for request in running) + min(free_seats, len(self._states.waiting))
             if num_prompts:
-                beginning = self._steps_decoding <= BEGINNING_STEPS
+                beginning = self._steps_decoding <= BEGINNING_STEPS or self._has_resuming
                 paced = self._pacer.prompt_tokens(num_decoding, num_prompts, beginning=beginning, encoding=awaits_embeddings)
                 max_prompt_tokens = min(max_prompt_tokens, paced)
         return StepPlan(self._gate, self._max_num_batched_tokens, max_prompt_tokens, self._reservation, can_chunk=self._can_chunk)
+
+    @property
+    def _has_resuming(self) -> bool:
+        """Whether streams wait for what an engine that was lost had computed. All of them together wait least if steps are long."""
+        first = self._states.waiting.first()
+        return (first is not None and first.is_resuming) or any(request.is_resuming for request in self._states.running)
 
     def _preempt(self) -> None:
         """Preempt running requests until enough blocks are free for those that decode."""

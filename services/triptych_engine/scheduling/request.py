@@ -160,6 +160,11 @@ class Request:
         return self.status is RequestStatus.RUNNING
 
     @property
+    def is_resuming(self) -> bool:
+        """Whether its client has output already, and waits for the next token while the output is computed again."""
+        return bool(self.carried_token_ids) and self.first_token_time is None
+
+    @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
 

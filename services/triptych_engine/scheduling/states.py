@@ -24,6 +24,8 @@ from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.queue import RequestQueue
 from triptych_engine.scheduling.request import FinishReason, Request, RequestStatus
 
+#: More than the requests of an engine's life.
+_EARLIER = 1 << 60
 _NEW, _WAITING, _PARKED, _RUNNING, _FINISHED = RequestStatus
 #: Transition -> the states that it starts from.
 _ACCEPTED = {
@@ -73,7 +75,8 @@ class RequestStates:
     def add(self, request: Request) -> None:
         """New -> waiting."""
         self._check(request, "add")
-        request.arrival = self._num_arrivals
+        # What another engine began arrived there long ago.
+        request.arrival = self._num_arrivals - (_EARLIER if request.carried_token_ids else 0)
         self._num_arrivals += 1
         self.live[request.request_id] = request
         self._wait(request)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from array import array
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from triptych.errors import InternalError, ServiceUnavailableError, TriptychError
@@ -18,16 +19,39 @@ from triptych_frontend.engines.connection import EngineConnection
 _PROBATION_S = 5.0
 
 
-class Owner(Protocol):
-    """The call whose sequences are placed."""
+class Listener(Protocol):
+    """Receives the results of a request's sequences. Its methods are called on the event loop, and must not raise."""
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
-        """The engine sent an output for the sequence of this index."""
+        """The engine sent an output for the sequence at this index. The output keeps its step's whole message in memory."""
         ...
 
     def on_error(self, index: int, error: TriptychError) -> None:
-        """The engine refused or failed this sequence. It is not placed any more."""
+        """This sequence was refused or has failed, or its engine was lost and no other one can go on. It has ended."""
         ...
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """What must be known of a sequence to go on with it at another engine, beside the request."""
+
+    #: What the listener calls it.
+    index: int
+    #: Output tokens so far.
+    token_ids: array[int] = field(default_factory=lambda: array("I"))
+    #: The first output came, which has the log probabilities of the prompt.
+    has_output: bool = False
+    is_aborted: bool = False
+    num_placements: int = 0
+    #: Output tokens before the constraint, if that does not say itself where it begins.
+    constraint_start: int | None = None
+    placement: Placement | None = None
+
+
+class Owner(Protocol):
+    """The call whose sequences are placed."""
+
+    listener: Listener
 
     def move(self, placement: Placement, error: TriptychError, tried: set[str]) -> bool:
         """Place the live sequences of a placement at another engine. Returns False if there is none, and none is expected."""
@@ -38,8 +62,7 @@ class Placement:
     """Some sequences of a call at an engine.
 
     Args:
-        request: has as many sequences as there are indices.
-        indices: what the owner calls them.
+        request: for these sequences.
         tried: instances of engines that had these sequences.
     """
 
@@ -48,15 +71,15 @@ class Placement:
         owner: Owner,
         router: Router[EngineConnection],
         request: engine_pb2.EngineRequest,
-        indices: Sequence[int],
+        sequences: list[Sequence],
         tried: set[str],
     ) -> None:
-        self._owner, self._router = owner, router
+        self._owner, self._router, self._listener = owner, router, owner.listener
         self.request = request
         self.tried = tried
-        self._indices = indices
-        #: Positions in `indices` of the sequences that have not ended.
-        self._live = set(range(len(indices)))
+        self._sequences = sequences
+        #: Positions in it of those that have not ended.
+        self._live = set(range(len(sequences)))
         #: Those that are to end as soon as an engine has the request.
         self._aborted: set[int] = set()
         self._connection: EngineConnection | None = None
@@ -73,9 +96,9 @@ class Placement:
         return bool(self._live)
 
     @property
-    def live_indices(self) -> list[int]:
-        """The owner's indices of the sequences that have not ended."""
-        return [self._indices[position] for position in sorted(self._live)]
+    def live_sequences(self) -> list[Sequence]:
+        """Those that have not ended."""
+        return [self._sequences[position] for position in sorted(self._live)]
 
     def start(self, error: TriptychError | None = None) -> None:
         """Hand the request to an engine, at once or as soon as one is there.
@@ -108,9 +131,9 @@ class Placement:
         for position in self._live & self._aborted:
             engine.abort_sequence(self.request.request_id, position)
 
-    def abort(self, index: int) -> None:
+    def abort(self, sequence: Sequence) -> None:
         """End one sequence in the engine. Its last output still arrives."""
-        position = self._indices.index(index)
+        position = self._sequences.index(sequence)
         if position not in self._live:
             return
         self._aborted.add(position)
@@ -140,7 +163,7 @@ class Placement:
             self._report(error)
             if not isinstance(error, RETRYABLE) or not self._move(error, self._tried_now(), aborts=len(self._live) > 1):
                 self._end(position)
-                self._owner.on_error(self._indices[position], error)
+                self._listener.on_error(self._sequences[position].index, error)
             return
         if output.finish_reason == common_pb2.FINISH_REASON_ABORT and position not in self._aborted and self._is_going_away:
             error = ServiceUnavailableError("the engine has stopped; try again", retry_after_s=1.0)
@@ -151,7 +174,10 @@ class Placement:
             self._report(None)
         if output.finish_reason:
             self._end(position)
-        self._owner.on_output(self._indices[position], output)
+        sequence = self._sequences[position]
+        sequence.has_output = True
+        sequence.token_ids.extend(output.token_ids)
+        self._listener.on_output(sequence.index, output)
 
     def lost(self, error: TriptychError) -> None:
         if self._connection is not None:
@@ -160,10 +186,10 @@ class Placement:
                 self.fail(error)
 
     def fail(self, error: TriptychError) -> None:
-        live = self.live_indices
+        live = self.live_sequences
         self._live.clear()
-        for index in live:
-            self._owner.on_error(index, error)
+        for sequence in live:
+            self._listener.on_error(sequence.index, error)
 
     def hand_over(self, error: ServiceUnavailableError, *, has_failed: bool) -> None:
         """Go on at another engine, if there is one now.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from triptych.v1 import engine_pb2
 from triptych_common.cluster.router import Demand, Router
 
-from triptych_frontend.engines.call import EngineCall, Listener
+from triptych_frontend.engines.call import EngineCall
 from triptych_frontend.engines.connection import EngineConnection
-from triptych_frontend.engines.placement import demand_of
+from triptych_frontend.engines.placement import Listener, demand_of
 
 
 class EngineRouter(Router[EngineConnection]):

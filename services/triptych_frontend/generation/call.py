@@ -118,7 +118,7 @@ class Generation:
         self._is_closed = True
         self.on_end()
 
-    # Called with the engine's outputs, see engines.call.Listener.
+    # Called with the engine's outputs, see engines.placement.Listener.
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         try:

@@ -47,7 +47,7 @@ async def test_a_client_that_reads_nothing_loses_its_connection(
             async with httpx.AsyncClient(base_url=f"http://{place[0]}:{place[1]}", trust_env=False) as honest:
                 answer = await honest.post("/v1/chat/completions", json=CHAT)
                 assert answer.json()["choices"][0]["message"]["content"] == "Hello"
-                await until(lambda: "it is cut off" in caplog.text)
+                await until(lambda: "it is cut off" in caplog.text, 60)
                 async with asyncio.timeout(10):
                     # The scrape is a request, too.
                     while "triptych_gateway_requests_in_flight 1.0" not in (await honest.get("/metrics")).text:  # noqa: ASYNC110
@@ -65,7 +65,7 @@ async def test_a_whole_answer_that_nobody_reads_is_dropped(
         silent = await _ask_and_read_nothing(place, _body())
         with silent:
             loop = asyncio.get_running_loop()
-            await until(lambda: "it is cut off" in caplog.text)
+            await until(lambda: "it is cut off" in caplog.text, 60)
             num_bytes = 0
             with contextlib.suppress(ConnectionResetError):
                 while chunk := await loop.sock_recv(silent, 1 << 16):

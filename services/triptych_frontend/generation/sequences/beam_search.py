@@ -10,7 +10,8 @@ from heapq import nlargest
 from triptych.errors import InternalError, TriptychError
 from triptych.v1 import common_pb2, engine_pb2
 
-from triptych_frontend.engines.call import EngineCall, Listener
+from triptych_frontend.engines.call import EngineCall
+from triptych_frontend.engines.placement import Listener
 from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.generation.preparation.options import BeamOptions
 
@@ -89,7 +90,7 @@ class BeamSearch:
         for call in self._calls:
             call.close()
 
-    # Called with the engine's outputs for single beams, see engines.call.Listener.
+    # Called with the engine's outputs for single beams, see engines.placement.Listener.
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         if self._is_closed:

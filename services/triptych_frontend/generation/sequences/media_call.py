@@ -17,7 +17,8 @@ from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.encoding import MediaEncoding
-from triptych_frontend.engines.call import EngineCall, Listener
+from triptych_frontend.engines.call import EngineCall
+from triptych_frontend.engines.placement import Listener
 from triptych_frontend.engines.router import EngineRouter
 from triptych_frontend.errors import client_error, renamed
 from triptych_frontend.media.item import PreparedMedia
@@ -132,7 +133,7 @@ class MediaCall:
             reports.append(report)
         return reports
 
-    # Called with the engine's outputs, see engines.call.Listener.
+    # Called with the engine's outputs, see engines.placement.Listener.
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         if index in self._waiting and (output.token_ids or output.finish_reason):
