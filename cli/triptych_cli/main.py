@@ -14,7 +14,7 @@ from triptych_common.settings import DEFAULT_MODEL
 from triptych_cli.errors import CommandError
 from triptych_cli.keys.command import app as keys_app
 from triptych_cli.stack.foreign_flags import help_text, translate
-from triptych_cli.stack.service_flags import split_service_args
+from triptych_cli.stack.service_flags import has_flag, split_service_args
 
 
 class _Group(typer.core.TyperGroup):
@@ -155,6 +155,24 @@ def encoder(ctx: typer.Context) -> None:
 def frontend(ctx: typer.Context) -> None:
     """Run only the frontend, in this process. Its settings are its flags."""
     _run_service("frontend", ctx.args)
+
+
+@app.command(context_settings=_PASS_ALL | {"help_option_names": ["--help"]})
+def worker(
+    ctx: typer.Context,
+    role: Annotated[Literal["engine", "encoder", "frontend"], typer.Argument(help="Which service to run.")],
+    registry: Annotated[str, typer.Option(help="URL of a Valkey or Redis server that the suite shares, e.g. valkey://host:6379.")],
+) -> None:
+    """Run one service that joins a suite on other machines, which knows the registry. All other flags are the service's own.
+
+    It listens on all addresses unless --host says otherwise, so it wants --tls-dir, or --insecure-grpc in a private network. Others
+    reach it under this machine's name, or --advertised-address host:port. It finds the services that it needs in the registry. The
+    suite has the same URL among its addresses: --engine-addresses, --encoder-addresses, --frontend-addresses.
+    """
+    found = {"engine": ["--encoder-addresses"], "frontend": ["--engine-addresses", "--encoder-addresses"]}
+    defaults = {"--host": "0.0.0.0", **dict.fromkeys(found.get(role, ()), registry)}  # noqa: S104 - what it is for
+    args = [part for flag, value in defaults.items() if not has_flag(ctx.args, flag) for part in (flag, value)]
+    _run_service(role, [*ctx.args, *args, "--registry", registry])
 
 
 @app.command(context_settings=_PASS_ALL)

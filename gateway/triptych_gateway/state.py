@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from starlette.requests import HTTPConnection, Request
 from triptych.v1 import common_pb2
 from triptych_common.cluster.pool import Pool
-from triptych_common.cluster.resolver import resolver_of
+from triptych_common.cluster.resolution import resolver_of
 from triptych_common.rpc.security.roles import Role
 from triptych_common.rpc.security.tls import Tls
 from triptych_common.rpc.tracing import call_context
@@ -75,7 +75,7 @@ class Gateway:
     async def open(self) -> None:
         """Start connecting to the frontends. Does not wait for them."""
         self.stopping = asyncio.get_running_loop().create_future()
-        addresses = resolver_of(self.settings.frontend_addresses)
+        addresses = resolver_of(self.settings.frontend_addresses, "frontend")
         self.pool = Pool("frontend", addresses, lambda address: FrontendConnection(address, self.tls), tls=self.tls)
         waiting = self.access.shares(MAX_WAITING_BYTES)
         models = ServedModels(self.pool, self.settings.expected_models, self.settings.model_wait_s, waiting)

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict
 from triptych.errors import StartupError
 
-from triptych_common.targets import is_loopback, parse_target
+from triptych_common.targets import REGISTRY_URL, is_loopback, parse_target
 from triptych_common.telemetry.logs import LogFormat
 
 S = TypeVar("S", bound=BaseSettings)
@@ -92,6 +92,15 @@ class GrpcServiceSettings(ServiceSettings):
             "machine's name where it listens on all addresses.",
         ),
     ] = None
+    registry: Annotated[
+        str | None,
+        Field(
+            pattern=REGISTRY_URL.pattern,
+            repr=False,
+            description="URL of a Valkey or Redis server, e.g. valkey://host:6379/0, where this service is registered while it is "
+            "ready. Services find it there if the same URL is among their addresses.",
+        ),
+    ] = None
     control_host: Annotated[str, Field(description="Address of the control port.")] = "127.0.0.1"
     control_port: Annotated[Port | None, Field(description="Control port; by default the port plus 100.")] = None
     insecure_grpc: Annotated[
@@ -154,7 +163,10 @@ def _check_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
 #: Targets of services of one kind, separated by commas.
 Targets = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_targets), AfterValidator(_check_targets)]
 #: Common end of the help text of every setting of this type.
-TARGETS_HELP = "separated by commas; a host name stands for all its addresses, file:/path for those in a file"
+TARGETS_HELP = (
+    "separated by commas; a host name stands for all its addresses, file:/path for those in a file, valkey://host:port for those "
+    "in a registry"
+)
 
 
 def read_settings(program: str, cls: type[S]) -> S:

@@ -7,17 +7,22 @@ import re
 import socket
 
 #: All forms of a target, for messages.
-FORMS = "host:port, dns:host:port, static:host:port or file:/path"
+FORMS = "host:port, dns:host:port, static:host:port, file:/path or valkey://host:port"
 _SCHEME = re.compile(r"(dns|static):(.*)|(file):(/.*)", re.DOTALL)
+#: The URL of a registry, with TLS if the scheme ends with s.
+REGISTRY_URL = re.compile(r"(?:valkey|redis)s?://\S+")
 _ADDRESS = re.compile(r"(?:\[([0-9a-zA-Z:.%]+)\]|([^\s\[\]/@\x00\ufeff]+)):([0-9]{1,5})")
 
 
 def parse_target(target: str) -> tuple[str, str]:
-    """Scheme (`dns`, `static`, `file`, or empty) and rest: an absolute path after `file:`, otherwise host:port.
+    """Scheme (`dns`, `static`, `file`, `registry`, or empty) and rest: an absolute path after `file:`, the URL of a registry,
+    otherwise host:port.
 
     Raises:
         ValueError: the target is not of one of these forms.
     """
+    if REGISTRY_URL.fullmatch(target):
+        return "registry", target
     match = _SCHEME.fullmatch(target)
     scheme, rest = (match[1] or match[3], match[2] or match[4] or "") if match else ("", target)
     if scheme != "file":

@@ -34,6 +34,10 @@ T = TypeVar("T")
 OnOutputs = Callable[[int, Sequence[SequenceOutput], Load], None]
 
 
+#: Called with the number of the change, and the prefixes that were added and removed. Must not block.
+OnBlocks = Callable[[int, Sequence[bytes], Sequence[bytes]], None]
+
+
 def new_device_thread() -> ThreadPoolExecutor:
     """A pool of one thread that does all computation: loading, warm-up and the step loop."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
@@ -67,6 +71,9 @@ class EngineCore:
         self.compile_constraint = executor.compile_constraint  # before a request with a constraint is added
         self._on_outputs = on_outputs
         self._on_death = on_death
+        #: Called like `on_outputs` with changes of the prefix cache, each with its number, once somebody watches.
+        self.on_blocks: OnBlocks = lambda version, added, removed: None
+        self._blocks_version = 0
         self._fetcher = fetcher
         self._max_in_flight = 1 if async_scheduling else 0  # steps that may run while the next one is scheduled
         self._in_flight: deque[tuple[SchedulerOutput, float]] = deque()  # each with its launch time
@@ -113,6 +120,10 @@ class EngineCore:
     def reset_prefix_cache(self) -> Future[int]:
         """Drop cached prefixes and unused embeddings; the result is the number of cached blocks that were dropped."""
         return self.call(self._scheduler.reset_caches)
+
+    def watch_blocks(self) -> Future[tuple[int, list[bytes]]]:
+        """Begin to publish changes of the prefix cache. The result is all that it holds, and the number of the last change."""
+        return self.call(self._watch_blocks)
 
     def sleep(self) -> Future[None]:
         """Abort live requests, drop cached prefixes and free the KV cache. Requests are refused until `wake_up`."""
@@ -225,6 +236,17 @@ class EngineCore:
     def _publish(self, outputs: Sequence[SequenceOutput]) -> None:
         self.load = self._measure_load()
         self._on_outputs(self._step, outputs, self.load)
+        self._publish_blocks()
+
+    def _publish_blocks(self) -> None:
+        added, removed = self._scheduler.kv_cache.pool.take_changes()
+        if added or removed:
+            self._blocks_version += 1
+            self.on_blocks(self._blocks_version, added, removed)
+
+    def _watch_blocks(self) -> tuple[int, list[bytes]]:
+        self._publish_blocks()
+        return self._blocks_version, self._scheduler.kv_cache.pool.watch()
 
     def _add(self, request: Request) -> None:
         try:

@@ -16,7 +16,7 @@ from triptych.errors import ServiceUnavailableError, StartupError
 from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
-from triptych_common.cluster.resolver import resolver_of
+from triptych_common.cluster.resolution import resolver_of
 from triptych_common.constraints.cache import warm_up
 from triptych_common.constraints.spec import KINDS
 from triptych_common.host.cores import num_usable_cores
@@ -170,7 +170,7 @@ class EngineService:
             files = await asyncio.to_thread(model_store.model_info, config.model_path, model.name, config.max_model_len)
             encoders = Pool(
                 "encoder",
-                resolver_of(settings.encoder_addresses),
+                resolver_of(settings.encoder_addresses, "encoder", files.fingerprint),
                 lambda address: EncoderConnection(address, files, tls=self._tls),
                 tls=self._tls,
             )

@@ -13,7 +13,7 @@ import grpc
 from triptych.errors import StartupError
 from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.cluster.pool import Pool
-from triptych_common.cluster.resolver import resolver_of
+from triptych_common.cluster.resolution import resolver_of
 from triptych_common.constraints.spec import KINDS
 from triptych_common.host.garbage import startup_objects_frozen
 from triptych_common.host.memory import return_large_blocks
@@ -120,7 +120,7 @@ class Frontend:
         )
         self._engines = Pool(
             "engine",
-            resolver_of(settings.engine_addresses),
+            resolver_of(settings.engine_addresses, "engine", self._model.info.fingerprint),
             lambda address: EngineConnection(address, self._model.info, self._tls),
             self._engines_changed,
             self._tls,
@@ -129,7 +129,7 @@ class Frontend:
         if defaults.ListFields():
             info.capabilities.default_sampling.CopyFrom(defaults)
         formats = AnswerFormats(self._tokenizer, tools, reasoning)
-        self._router = engines = EngineRouter(self._engines)
+        self._router = engines = EngineRouter(self._engines, settings.routing)
         statistics = CallStatistics()
         self._metrics = FrontendMetrics(statistics, self._engines, self._encoders, self._encoder_client, self._media)
         self._generator = Generator(

@@ -24,6 +24,13 @@ class FrontendSettings(MediaLimitSettings):
     engine_addresses: Annotated[Targets, Field(min_length=1, description=f"host:port of the engines, {TARGETS_HELP}.")] = (
         "127.0.0.1:50053",
     )
+    routing: Annotated[
+        Literal["prefix", "least-load", "round-robin"],
+        Field(
+            description="Which engine gets a request. prefix: the one where it costs least, by what its prefix cache lacks of the "
+            "prompt and by its load."
+        ),
+    ] = "prefix"
     max_model_len: Annotated[
         int | None, Field(ge=1, description="Longest sequence in tokens; by default the engine's. Never more than the engine's.")
     ] = None

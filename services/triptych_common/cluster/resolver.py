@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import logging
 import os
 import re
@@ -19,9 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from triptych.errors import StartupError
-
-from triptych_common.targets import parse_address, parse_target
+from triptych_common.targets import parse_address
 
 log = logging.getLogger(__name__)
 #: Time between two lookups of a name, and time after a failed lookup, in seconds.
@@ -116,7 +113,7 @@ class DnsResolver:
             except OSError as error:
                 changes.failed(error)
             else:
-                changes.found(tuple(sorted({_join(ip, self._port) for ip in found})))
+                changes.found(tuple(sorted({join(ip, self._port) for ip in found})))
             await asyncio.sleep(min(DNS_RETRY_S, self._interval_s))  # several hints in this time cause one lookup
             if not changes.failure:
                 with contextlib.suppress(TimeoutError):
@@ -166,7 +163,7 @@ class FileResolver:
             if not address:
                 continue
             try:
-                addresses[_join(*parse_address(address))] = None
+                addresses[join(*parse_address(address))] = None
             except ValueError as error:
                 log.warning("%s: line %d is skipped: %s", self._path, number, error)
         return tuple(addresses)
@@ -203,48 +200,9 @@ class JoinedResolver:
             resolver.resolve_now()
 
 
-def resolver_of(targets: Sequence[str]) -> Resolver:
-    """The resolver for the targets in a setting.
-
-    Args:
-        targets: each `host:port`. An IP address or localhost is used as it is. Any other name stands for all its addresses, which
-            are looked up periodically. `static:host:port` connects to the name without such lookups; `dns:host:port` looks up any
-            name. `file:/path` stands for the addresses in a file.
-
-    Raises:
-        StartupError: a target is not of this form.
-    """
-    static, resolvers = [], list[Resolver]()
-    for target in targets:
-        try:
-            scheme, rest = parse_target(target)
-        except ValueError as error:
-            raise StartupError(str(error)) from None
-        if scheme == "file":
-            resolvers.append(FileResolver(Path(rest)))
-            continue
-        host, port = parse_address(rest)
-        if scheme == "dns" or (not scheme and not _is_literal(host)):
-            resolvers.append(DnsResolver(host, port))
-        else:
-            static.append(_join(host, port))
-    if static or not resolvers:
-        resolvers.insert(0, StaticResolver(static))
-    return resolvers[0] if len(resolvers) == 1 else JoinedResolver(resolvers)
-
-
-def _join(host: str, port: int) -> str:
+def join(host: str, port: int) -> str:
+    """host:port, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_literal(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 async def _system_lookup(host: str) -> Sequence[str]:

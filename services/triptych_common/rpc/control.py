@@ -59,8 +59,10 @@ class Health:
     def __init__(self, service_names: tuple[str, ...]) -> None:
         self.servicer = health.aio.HealthServicer()
         self._ready_names = ("", READINESS, *service_names)
+        self.is_ready = False
 
     async def set_ready(self, ready: bool) -> None:
+        self.is_ready = ready
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in self._ready_names:
             await self.servicer.set(name, status)

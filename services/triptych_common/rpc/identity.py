@@ -49,4 +49,10 @@ class Identity:
 
 def without_secrets(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings without secrets: passwords in URLs become stars. Fields of secret types are already masked."""
-    return {name: _URL_PASSWORD.sub(r"\1***", value) if isinstance(value, str) else value for name, value in settings.items()}
+    return {name: _masked(value) for name, value in settings.items()}
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(map(_masked, value))
+    return _URL_PASSWORD.sub(r"\1***", value) if isinstance(value, str) else value

@@ -8,7 +8,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
@@ -23,6 +23,7 @@ from triptych_common.rpc.control import Controllable, ControlServicer, Health
 from triptych_common.rpc.identity import Identity
 from triptych_common.rpc.interceptors import CallCounts, CallInterceptor
 from triptych_common.rpc.metrics_server import Collect, MetricsServer
+from triptych_common.rpc.registration import Registration
 from triptych_common.rpc.security.access import AccessInterceptor, check_rules
 from triptych_common.rpc.security.tls import Tls
 from triptych_common.settings import GrpcServiceSettings, ServiceSettings
@@ -63,7 +64,7 @@ class ServiceServer:
         credentials: grpc.ServerCredentials | None = None,
         sampling_ratio: float = 1.0,
     ) -> None:
-        self._settings = settings
+        self._name, self._settings = name, settings
         self._interceptors = interceptors
         self._tls = tls
         self._credentials = credentials
@@ -80,7 +81,7 @@ class ServiceServer:
         self.control_port = 0
         #: None while there is none.
         self.health_port: int | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
         #: None while metrics are off.
         self.metrics_port: int | None = None
 
@@ -107,7 +108,10 @@ class ServiceServer:
         await self._main.start()
         await self._control.start()
         if self._tls is not None:
-            self._watch = asyncio.create_task(self._tls.watch(), name="certificates")
+            self._background.append(asyncio.create_task(self._tls.watch(), name="certificates"))
+        if settings.registry is not None:
+            registration = Registration(settings.registry, self._name, self.identity.id, self._entry)
+            self._background.append(asyncio.create_task(registration.run(), name="registration"))
         secured = " with mutual TLS" if self._tls is not None else ""
         control_host = settings.control_host
         log.info("listening on %s:%d%s, control on %s:%d", settings.host, self.port, secured, control_host, self.control_port)
@@ -126,6 +130,13 @@ class ServiceServer:
         reflection.enable_server_reflection(names, server)
         return server
 
+    def _entry(self) -> Mapping[str, object] | None:
+        """What the registry says of this service; None while it is not ready."""
+        model = self._controllable.model_info()
+        if not self.health.is_ready or model is None:
+            return None
+        return {"address": self.identity.address, "model": model.name, "fingerprint": model.fingerprint}
+
     async def stop(self) -> None:
         """Become not ready at once. Calls in flight may end within shutdown_grace_s; then they are cancelled."""
         await self.health.set_ready(False)
@@ -136,9 +147,9 @@ class ServiceServer:
         streams_s = min(_IDLE_STREAMS_GRACE_S, grace_s)
         servers = [self._main, self._control, *([self._health] if self.health_port is not None else [])]
         await asyncio.gather(*(server.stop(streams_s) for server in servers), self._metrics.stop())
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         await self.tracer.close()
 
     async def _drain(self, grace_s: float) -> bool:

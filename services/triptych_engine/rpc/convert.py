@@ -12,6 +12,7 @@ from typing import Any
 
 from triptych.errors import ContextLengthError, InvalidRequestError
 from triptych.v1 import common_pb2, engine_pb2
+from triptych_common.rpc.principal import Principal
 from triptych_common.rpc.status import to_request_error
 
 from triptych_engine.load import Load
@@ -91,7 +92,7 @@ def to_requests(
             sampling=_of_sequence(sampling, index, has_seed) if index else sampling,
             priority=message.priority,
             # Tenants never share keys and values, whatever salt they choose.
-            cache_salt=scoped_salt(message),
+            cache_salt=Principal(message.context.tenant).scoped_salt(message.cache_salt),
             tenant=message.context.tenant,
         )
         for index in range(n)
@@ -110,12 +111,6 @@ def num_refusals(message: engine_pb2.EngineRequest) -> int:
 
 def _of_sequence(sampling: SamplingParams, index: int, has_seed: bool) -> SamplingParams:
     return replace(sampling, seed=(sampling.seed + index) % 2**64 if has_seed else secrets.randbits(64))
-
-
-def scoped_salt(message: engine_pb2.EngineRequest) -> str:
-    tenant, salt = message.context.tenant, message.cache_salt
-    # Also without a tenant: a salt could otherwise be written like another tenant's.
-    return f"{len(tenant)}:{tenant}{salt}" if tenant or salt else ""
 
 
 def _to_sampling(

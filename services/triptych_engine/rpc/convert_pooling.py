@@ -15,10 +15,11 @@ from triptych.errors import (
 )
 from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.model.pooling import PoolingModel, check_pooling
+from triptych_common.rpc.principal import Principal
 from triptych_common.rpc.tensors import from_numpy
 
 from triptych_engine.media.item import TEXT_ONLY, MediaTraits, Modality
-from triptych_engine.rpc.convert import REQUEST_ID, check_token_ids, scoped_salt
+from triptych_engine.rpc.convert import REQUEST_ID, check_token_ids
 from triptych_engine.rpc.convert_media import to_prompt_media
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import FinishReason, PoolingParams, Request, SamplingParams
@@ -112,7 +113,7 @@ def _to_request(
         media=media,
         sampling=_NO_SAMPLING,
         priority=message.priority,
-        cache_salt=scoped_salt(message),
+        cache_salt=Principal(message.context.tenant).scoped_salt(message.cache_salt),
         tenant=message.context.tenant,
         pooling=replace(params, second_text_start=second_text_start) if second_text_start else params,
     )

@@ -27,6 +27,7 @@ from triptych_common.telemetry.tracing import OFF, Tracer
 from triptych_engine.core import EngineCore
 from triptych_engine.load import Load
 from triptych_engine.media.item import TEXT_ONLY, MediaTraits
+from triptych_engine.rpc.block_watch import BlockWatch
 from triptych_engine.rpc.convert import load_message, num_refusals, output_message, to_requests
 from triptych_engine.rpc.convert_pooling import add_usage, pooled_tensor, to_pooling_requests
 from triptych_engine.rpc.outbox import Mailbox, Outbox, Route
@@ -59,6 +60,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self._traits: MediaTraits | str = TEXT_ONLY
         self._pooling: PoolingModel | None = None
         self._preparation = Preparation(outbox)
+        self._blocks = BlockWatch(asyncio.get_running_loop())
         self._load_changed = asyncio.Event()
         self._sessions: set[Mailbox] = set()
         self._refusal: str | None = "the engine is loading its model"  # why requests are refused; None while they are accepted
@@ -79,6 +81,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             pooling: what the model does with its hidden states; None if it generates text.
         """
         self._core, self._model, self._capacity_tokens, self._traits = core, model, capacity_tokens, traits
+        core.on_blocks = self._blocks.publish
         self._pooling = pooling
         self._refusal = None
 
@@ -246,6 +249,13 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             if span is not None:
                 span.attributes |= {NUM_INPUTS: len(requests), **usage_attributes(usage)}
         return engine_pb2.EngineServiceEmbedResponse(embeddings=[pooled[one.request_id] for one in requests], usage=usage)
+
+    async def WatchBlocks(
+        self, request: engine_pb2.WatchBlocksRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[engine_pb2.WatchBlocksResponse]:
+        async with contextlib.aclosing(self._blocks.responses(self._attached_core)) as responses:
+            async for response in responses:
+                yield response
 
     async def WatchLoad(
         self, request: engine_pb2.WatchLoadRequest, context: grpc.aio.ServicerContext

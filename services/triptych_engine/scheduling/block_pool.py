@@ -21,6 +21,8 @@ class BlockPool:
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}  # hash -> the block that holds that prefix
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # least recently used first
+        #: Prefixes that were added to the index (True) or removed from it since `take_changes`; None while nobody watches.
+        self._changes: dict[bytes, bool] | None = None
 
     @property
     def num_free_blocks(self) -> int:
@@ -78,10 +80,13 @@ class BlockPool:
         if self._hash_of[block] is None and block_hash not in self._block_of:
             self._hash_of[block] = block_hash
             self._block_of[block_hash] = block
+            self._note(block_hash, True)
 
     def reset_cache(self) -> int:
         """Drop all cached prefixes; held blocks stay held. Returns how many were dropped."""
         num_forgotten = len(self._block_of)
+        for block_hash in self._block_of:
+            self._note(block_hash, False)
         self._block_of.clear()
         self._hash_of = [None] * self.num_blocks
         return num_forgotten
@@ -91,6 +96,23 @@ class BlockPool:
         if block_hash is not None:
             del self._block_of[block_hash]
             self._hash_of[block] = None
+            self._note(block_hash, False)
+
+    def watch(self) -> list[bytes]:
+        """Begin to record changes. Returns all prefixes that are in the index now."""
+        self._changes = {}
+        return list(self._block_of)
+
+    def take_changes(self) -> tuple[list[bytes], list[bytes]]:
+        """The prefixes that were added to the index and removed from it since the last call; empty if nobody watches."""
+        if not self._changes:
+            return [], []
+        changes, self._changes = self._changes, {}
+        return [one for one, is_there in changes.items() if is_there], [one for one, is_there in changes.items() if not is_there]
+
+    def _note(self, block_hash: bytes, is_there: bool) -> None:
+        if self._changes is not None:
+            self._changes[block_hash] = is_there
 
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless counts, free list and index agree with who holds what.

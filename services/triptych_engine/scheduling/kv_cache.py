@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-
 from triptych.errors import NeverFitsError
+from triptych_common.model.blocks import hash_block, root_hash
 
 from triptych_engine.scheduling.block_pool import BlockPool
 from triptych_engine.scheduling.request import Request
-
-
-def hash_block(parent: bytes, token_ids: list[int], media: bytes = b"") -> bytes:
-    """Hash of a full block: of its tokens and, through the parent's hash, of all tokens before it. 32 bytes.
-
-    It is sha256, because after a collision one tenant's request would be answered from another tenant's text.
-
-    Args:
-        media: what the block depends on besides its tokens, see `PromptMedia.fingerprint`.
-    """
-    return hashlib.sha256(parent + array("I", token_ids).tobytes() + media).digest()
 
 
 class KVCacheManager:
@@ -142,6 +129,6 @@ class KVCacheManager:
         hashes, size = request.block_hashes, self.block_size
         while (len(hashes) + 1) * size <= len(request.token_ids):
             start = len(hashes) * size
-            parent = hashes[-1] if hashes else hashlib.sha256(request.cache_salt.encode()).digest()
+            parent = hashes[-1] if hashes else root_hash(request.cache_salt)
             media = request.media.fingerprint(start, start + size) if start < request.media.end else b""
             hashes.append(hash_block(parent, request.token_ids[start : start + size], media))

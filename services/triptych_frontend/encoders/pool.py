@@ -8,7 +8,7 @@ from triptych.errors import ServiceUnavailableError
 from triptych.v1 import common_pb2
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
-from triptych_common.cluster.resolver import resolver_of
+from triptych_common.cluster.resolution import resolver_of
 from triptych_common.rpc.security.tls import Tls
 
 
@@ -32,7 +32,7 @@ class EncoderPool(Pool[EncoderConnection]):
         def connect(address: str) -> EncoderConnection:
             return EncoderConnection(address, expected, others=lambda: self.connections, tls=tls)
 
-        super().__init__("encoder", resolver_of(targets), connect, on_change, tls)
+        super().__init__("encoder", resolver_of(targets, "encoder", expected.fingerprint), connect, on_change, tls)
         self._targets = tuple(targets)
 
     def embedding_fingerprint(self) -> bytes:

@@ -16,6 +16,7 @@ from triptych_common.cluster.router import Router
 
 from triptych_frontend.engines.connection import EngineConnection
 from triptych_frontend.engines.placement import Listener, Placement, Sequence
+from triptych_frontend.engines.policy import Routing, demand_of
 
 log = logging.getLogger(__name__)
 _INT64 = 1 << 64
@@ -32,9 +33,14 @@ class EngineCall:
     """
 
     def __init__(
-        self, router: Router[EngineConnection], request: engine_pb2.EngineRequest, listener: Listener, first_index: int = 0
+        self,
+        router: Router[EngineConnection],
+        request: engine_pb2.EngineRequest,
+        listener: Listener,
+        routing: Routing,
+        first_index: int = 0,
     ) -> None:
-        self._router = router
+        self._router, self._routing = router, routing
         self.listener = listener
         self.request = request
         self._sequences = [Sequence(first_index + number) for number in range(request.n or 1)]
@@ -103,7 +109,7 @@ class EngineCall:
         return self._placed(request, [sequence], tried)
 
     def _placed(self, request: engine_pb2.EngineRequest, sequences: list[Sequence], tried: set[str]) -> Placement:
-        placement = Placement(self, self._router, request, sequences, set(tried))
+        placement = Placement(self, self._router, request, sequences, demand_of(request, self._routing), set(tried))
         for sequence in sequences:
             sequence.placement = placement
             if sequence.is_aborted:

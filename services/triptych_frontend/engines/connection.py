@@ -18,6 +18,8 @@ from triptych_common.rpc.interceptors import REQUEST_ID_KEY
 from triptych_common.rpc.security.tls import Tls
 from triptych_common.rpc.tracing import trace_metadata
 
+from triptych_frontend.engines.blocks import BlockIndex
+
 log = logging.getLogger(__name__)
 #: An engine sends a message at least every half second while a session has live requests. One from which nothing came for so long
 #: has stopped, in seconds.
@@ -25,6 +27,8 @@ SILENCE_S = 3.0
 #: A step hangs if it has been running for so long, and for so many times the longest of the last steps.
 _MIN_HANGING_S, _HANGING_FACTOR = 30.0, 10.0
 _TICK_S = 0.25
+#: Pause before the blocks are watched again, in seconds.
+_WATCH_PAUSE_S = 1.0
 
 
 class CarriedRequest(Carried, Protocol):
@@ -60,6 +64,12 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         self.reported_load = engine_pb2.Load()
         #: Sequences that were sent since the engine last reported its load.
         self._num_unreported = 0
+        #: Prefixes that the engine holds.
+        self.blocks = BlockIndex()
+        #: Tokens of prompts that were sent, are not in the engine's prefix cache, and have no output yet.
+        self.num_pending_tokens = 0
+        #: Requests that were sent since the start of this process.
+        self.num_sent = 0
         #: Requests of unary calls in flight.
         self._num_pooling = 0
         #: Ticks of the watch since the last message. Ticks and not the time, which also passes while this process is stopped.
@@ -108,6 +118,7 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         if request.request_id in self.carried:
             raise InternalError(f"the engine request id {request.request_id} is in use")
         self.start(request.request_id, call, request)
+        self.num_sent += 1
         self._num_unreported += request.n or 1
 
     def abort(self, request_id: str) -> None:
@@ -153,7 +164,29 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
             self._hand_over(self.loss(), has_failed=False)
 
     def beside(self) -> list[Coroutine[Any, Any, None]]:
-        return [self._watch()]
+        return [self._watch(), self._watch_blocks()]
+
+    async def _watch_blocks(self) -> None:
+        """Follow what the engine's prefix cache holds. Older engines do not tell it."""
+        while True:
+            watch = self._stub.WatchBlocks(engine_pb2.WatchBlocksRequest())
+            try:
+                async for response in watch:
+                    if not self.blocks.update(response):
+                        log.warning("changes of the prefix cache of the engine at %s are missing; asking anew", self.address)
+                        break
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    return
+                log.debug("the engine at %s does not tell its blocks: %s", self.address, error.code().name)
+            finally:
+                watch.cancel()
+            await asyncio.sleep(_WATCH_PAUSE_S)
+
+    async def disconnected(self) -> None:
+        self.blocks.clear()
+        await super().disconnected()
+        self.num_pending_tokens = 0
 
     async def _watch(self) -> None:
         """Let requests go on elsewhere when the engine has stopped, or its step hangs, although the connection stands."""

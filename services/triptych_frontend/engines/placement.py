@@ -14,6 +14,7 @@ from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.cluster.router import RETRYABLE, Demand, Router
 
 from triptych_frontend.engines.connection import EngineConnection
+from triptych_frontend.engines.policy import PromptCost
 
 #: A request may have been the reason why its engine was lost. One that ran for longer, in seconds, was not: it may try all again.
 _PROBATION_S = 5.0
@@ -63,6 +64,7 @@ class Placement:
 
     Args:
         request: for these sequences.
+        demand: what it asks of an engine.
         tried: instances of engines that had these sequences.
     """
 
@@ -72,6 +74,7 @@ class Placement:
         router: Router[EngineConnection],
         request: engine_pb2.EngineRequest,
         sequences: list[Sequence],
+        demand: Demand[EngineConnection],
         tried: set[str],
     ) -> None:
         self._owner, self._router, self._listener = owner, router, owner.listener
@@ -89,6 +92,9 @@ class Placement:
         self._start_s = 0.0
         #: What the engine's breaker gave for this request, and whether it was told of a failure.
         self._generation, self._has_reported = 0, False
+        #: Tokens that the engine has to compute before the first output.
+        self._num_pending = 0
+        self._demand = demand
 
     @property
     def is_live(self) -> bool:
@@ -111,13 +117,12 @@ class Placement:
             InvalidRequestError: the request is too large for one message.
             InternalError: a live request has the same request id.
         """
-        demand = demand_of(self.request)
-        engine = self._router.choose(demand, self.tried)
+        engine = self._router.choose(self._demand, self.tried)
         if engine is not None:
             self.tried.add(engine.instance_id)
             self._hand_to(engine)
             return
-        self._placing = self._router.place_again(self, demand, error)
+        self._placing = self._router.place_again(self, self._demand, error)
         if self._placing is None:
             raise error or self._router.none_left()
 
@@ -128,6 +133,9 @@ class Placement:
         engine.send(self)
         self._connection, self._start_s = engine, time.monotonic()
         self._generation, self._has_reported = engine.breaker.begin(), False
+        if isinstance(cost := self._demand.order, PromptCost):
+            self._num_pending = cost.sent_to(engine)
+            engine.num_pending_tokens += self._num_pending
         for position in self._live & self._aborted:
             engine.abort_sequence(self.request.request_id, position)
 
@@ -172,6 +180,7 @@ class Placement:
         if not self._has_output:
             self._has_output = True
             self._report(None)
+            self._settle()
         if output.finish_reason:
             self._end(position)
         sequence = self._sequences[position]
@@ -202,7 +211,7 @@ class Placement:
         if engine is None or not self._live:
             return
         tried = self._tried_now() | {engine.instance_id}
-        if self._router.choose(demand_of(self.request), tried) is not None:
+        if self._router.choose(self._demand, tried) is not None:
             self._move(error, tried if has_failed else tried - {engine.instance_id})
 
     @property
@@ -229,10 +238,18 @@ class Placement:
         return True
 
     def _leave(self, engine: EngineConnection, *, aborts: bool = True) -> None:
+        self._settle()
         engine.forget(self.request.request_id)
         if aborts:
             engine.abort(self.request.request_id)
         engine.breaker.ended(self._generation)
+
+    def _settle(self) -> None:
+        """The engine has computed the prompt, or does not do so any more."""
+        if self._connection is not None and self._num_pending:
+            # 0 if the connection was lost since.
+            self._connection.num_pending_tokens = max(0, self._connection.num_pending_tokens - self._num_pending)
+        self._num_pending = 0
 
     def _report(self, error: TriptychError | None) -> None:
         """Tell the engine's breaker how the engine took the request. Of its sequences, only the first that fails counts."""
@@ -250,12 +267,5 @@ class Placement:
     def _end(self, position: int) -> None:
         self._live.discard(position)
         if not self._live and self._connection is not None:
+            self._settle()
             self._connection.forget(self.request.request_id)
-
-
-def demand_of(request: engine_pb2.EngineRequest) -> Demand[EngineConnection]:
-    """Requests with the same media prefer the same engine, which may hold the embeddings and the KV cache."""
-    key = request.media[0].key if request.media else None
-    if not request.num_output_tokens:
-        return Demand(key=key)
-    return Demand(lambda engine: engine.model.capabilities.continuation, key)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from triptych.v1 import engine_pb2
-from triptych_common.cluster.router import Demand, Router
+from triptych_common.cluster.pool import Pool
+from triptych_common.cluster.router import Router
 
 from triptych_frontend.engines.call import EngineCall
 from triptych_frontend.engines.connection import EngineConnection
-from triptych_frontend.engines.placement import Listener, demand_of
+from triptych_frontend.engines.placement import Listener
+from triptych_frontend.engines.policy import Routing, demand_of
 
 
 class EngineRouter(Router[EngineConnection]):
-    """Sends requests to engines."""
+    """Sends requests to engines.
+
+    Args:
+        routing: see engines.policy.
+    """
+
+    def __init__(self, pool: Pool[EngineConnection], routing: Routing = "prefix") -> None:
+        super().__init__(pool)
+        self._routing: Routing = routing
 
     def start(self, request: engine_pb2.EngineRequest, listener: Listener, first_index: int = 0) -> EngineCall:
         """Hand a request to an engine. If the last one went away a moment ago, the request waits for another one.
@@ -24,7 +34,7 @@ class EngineRouter(Router[EngineConnection]):
             InvalidRequestError: the request is too large for one message.
             InternalError: a live request has the same request id.
         """
-        return EngineCall(self, request, listener, first_index)
+        return EngineCall(self, request, listener, self._routing, first_index)
 
     async def embed(self, request: engine_pb2.EngineServiceEmbedRequest, request_id: str) -> engine_pb2.EngineServiceEmbedResponse:
         """Vectors of prompts, from the engine that `choose` gives the first one, or from another engine if that does not take them.
@@ -37,5 +47,5 @@ class EngineRouter(Router[EngineConnection]):
             with engine.counted():
                 return await engine.embed(request, request_id)
 
-        demand: Demand[EngineConnection] = demand_of(request.requests[0])
-        return await self.ask(demand, call)
+        # Engines that embed have no prefix cache.
+        return await self.ask(demand_of(request.requests[0], "least-load"), call)

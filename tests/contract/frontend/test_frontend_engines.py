@@ -19,7 +19,8 @@ from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 from triptych_common.cluster.breaker import MAX_FAILURES
 from triptych_common.model.store import model_info
 from triptych_common.rpc.status import to_request_error
-from triptych_frontend.engines.router import EngineRouter, demand_of
+from triptych_frontend.engines.policy import demand_of
+from triptych_frontend.engines.router import EngineRouter
 
 
 async def collect(call) -> list:

@@ -60,5 +60,5 @@ def test_each_service_takes_all_forms(service: str, setting: str) -> None:
 )
 def test_what_is_no_target_is_refused_and_named(service: str, target: str) -> None:
     setting = dict(USERS)[service]
-    with pytest.raises(ValidationError, match=rf"{setting}\n.*'{re.escape(target)}' is not host:port, .* or file:/path"):
+    with pytest.raises(ValidationError, match=rf"{setting}\n.*'{re.escape(target)}' is not host:port, .* or valkey://host:port"):
         settings_class(service).model_validate({setting: target})

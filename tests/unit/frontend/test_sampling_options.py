@@ -10,8 +10,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 from triptych.errors import ContextLengthError, InvalidRequestError
-from triptych.v1 import common_pb2, generation_pb2
-from triptych_frontend.generation.sampling import _RANGES, GenerationParams, check_options, max_output_tokens, seed_of_choice
+from triptych.v1 import common_pb2, engine_pb2, generation_pb2
+from triptych_frontend.engines.call import of_one
+from triptych_frontend.generation.sampling import _RANGES, GenerationParams, check_options, max_output_tokens
 from triptych_frontend.output.chain import OutputOptions
 
 VOCAB_SIZE = 100
@@ -85,7 +86,9 @@ def test_defaults_are_the_contracts() -> None:
     assert (params.num_choices, params.is_final_only, params.output) == (1, False, OutputOptions())
     assert not params.wants_logprobs
     assert not params.wants_prompt_logprobs
-    assert params.for_engine(7) == common_pb2.SamplingParams(max_tokens=7)
+    for_engine = params.for_engine(7)
+    assert for_engine.seed != params.for_engine(7).seed, "drawn, so that another engine can go on"
+    assert for_engine == common_pb2.SamplingParams(max_tokens=7, seed=for_engine.seed)
 
 
 def test_logprobs_of_an_echoed_prompt_follow_those_of_the_output() -> None:
@@ -97,7 +100,8 @@ def test_logprobs_of_an_echoed_prompt_follow_those_of_the_output() -> None:
 @given(seed=st.integers(-(2**63), 2**63 - 1), n=st.integers(1, 128))
 def test_each_choice_has_its_own_seed(seed: int, n: int) -> None:
     assert check(seed=seed, n=n).for_engine(1).seed == seed
-    seeds = [seed_of_choice(seed, index) for index in range(n)]
+    request = engine_pb2.EngineRequest(request_id="r", sampling=check(seed=seed).for_engine(1))
+    seeds = [of_one(request, index).sampling.seed for index in range(n)]
     assert seeds[0] == seed
     assert len(set(seeds)) == n
     assert all((later - seed) % 2**64 == index for index, later in enumerate(seeds))

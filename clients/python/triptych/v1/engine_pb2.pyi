@@ -125,6 +125,24 @@ class AbortResponse(_message.Message):
     aborted_request_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, aborted_request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class WatchBlocksRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchBlocksResponse(_message.Message):
+    __slots__ = ("sequence", "is_whole", "added", "removed", "block_size")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    is_whole: bool
+    added: _containers.RepeatedScalarFieldContainer[int]
+    removed: _containers.RepeatedScalarFieldContainer[int]
+    block_size: int
+    def __init__(self, sequence: _Optional[int] = ..., is_whole: _Optional[bool] = ..., added: _Optional[_Iterable[int]] = ..., removed: _Optional[_Iterable[int]] = ..., block_size: _Optional[int] = ...) -> None: ...
+
 class WatchLoadRequest(_message.Message):
     __slots__ = ("interval_s",)
     INTERVAL_S_FIELD_NUMBER: _ClassVar[int]

@@ -65,6 +65,11 @@ class EngineServiceStub:
                 request_serializer=triptych_dot_v1_dot_engine__pb2.WatchLoadRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_engine__pb2.WatchLoadResponse.FromString,
                 _registered_method=True)
+        self.WatchBlocks = channel.unary_stream(
+                '/triptych.v1.EngineService/WatchBlocks',
+                request_serializer=triptych_dot_v1_dot_engine__pb2.WatchBlocksRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_engine__pb2.WatchBlocksResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer:
@@ -116,6 +121,13 @@ class EngineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchBlocks(self, request, context):
+        """Which prefixes the engine's cache holds: all of them at first, then the changes of each step that has any.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -148,6 +160,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.WatchLoad,
                     request_deserializer=triptych_dot_v1_dot_engine__pb2.WatchLoadRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_engine__pb2.WatchLoadResponse.SerializeToString,
+            ),
+            'WatchBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchBlocks,
+                    request_deserializer=triptych_dot_v1_dot_engine__pb2.WatchBlocksRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_engine__pb2.WatchBlocksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -313,6 +330,33 @@ class EngineService:
             '/triptych.v1.EngineService/WatchLoad',
             triptych_dot_v1_dot_engine__pb2.WatchLoadRequest.SerializeToString,
             triptych_dot_v1_dot_engine__pb2.WatchLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/triptych.v1.EngineService/WatchBlocks',
+            triptych_dot_v1_dot_engine__pb2.WatchBlocksRequest.SerializeToString,
+            triptych_dot_v1_dot_engine__pb2.WatchBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,7 +42,7 @@ RULES: Mapping[str, frozenset[Role] | None] = {
     **_rules("triptych.v1.DetokenizeService", _FRONTEND, "Detokenize", "DetokenizeStream"),
     **_rules("triptych.v1.EncoderService", _ENCODER, "Describe", "Encode", "Fetch", "Lookup", "Renew", "Release", "Evict"),
     **_rules("triptych.v1.EncoderService", _ENCODER, "GetStats", "WatchEvictions"),
-    **_rules("triptych.v1.EngineService", _ENGINE, "Session", "Generate", "Embed", "Describe", "Abort", "WatchLoad"),
+    **_rules("triptych.v1.EngineService", _ENGINE, "Session", "Generate", "Embed", "Describe", "Abort", "WatchLoad", "WatchBlocks"),
     **_rules("triptych.v1.ControlService", _CONTROL, "GetServerInfo", "GetModelInfo", "Drain", "ResetCache", "Sleep", "WakeUp"),
     **_rules("triptych.mock.v1.MockService", _FRONTEND, "GetCalls"),
     **_rules("grpc.health.v1.Health", ANYBODY, "Check", "List", "Watch"),

@@ -12,7 +12,8 @@ import pytest
 from support.waiting import until
 from triptych.errors import StartupError
 from triptych_common.cluster import resolver as resolver_module
-from triptych_common.cluster.resolver import DnsResolver, FileResolver, JoinedResolver, Resolver, StaticResolver, resolver_of
+from triptych_common.cluster.resolution import resolver_of
+from triptych_common.cluster.resolver import DnsResolver, FileResolver, JoinedResolver, Resolver, StaticResolver
 
 
 @asynccontextmanager
@@ -186,12 +187,12 @@ async def test_several_resolvers_report_as_one() -> None:
     ],
 )
 def test_what_targets_mean(targets: list[str], kinds: type) -> None:
-    assert type(resolver_of(targets)) is kinds
+    assert type(resolver_of(targets, "encoder")) is kinds
 
 
 def test_what_is_no_target_is_named() -> None:
     with pytest.raises(StartupError, match="'encoders' is not host:port, dns:"):
-        resolver_of(["encoders"])
+        resolver_of(["encoders"], "encoder")
 
 
 async def test_what_is_no_host_name_is_a_name_that_is_not_found(caplog: pytest.LogCaptureFixture) -> None:

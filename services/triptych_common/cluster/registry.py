@@ -1,0 +1,104 @@
+"""Finds services in a registry: those that keep an entry there (`rpc.registration`).
+
+What the registry says is never waited for. While its server is away, the last known addresses stay; and there never are none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter
+from typing import Any
+
+from triptych_common.cluster.resolver import Update
+from triptych_common.rpc.registration import LEASE_S, PREFIX, registry_client
+from triptych_common.targets import parse_address
+
+log = logging.getLogger(__name__)
+#: Time between two reads, in seconds.
+READ_S = 0.5
+#: Entries that were ignored, by reason, since the process started.
+ignored_entries: Counter[str] = Counter()
+
+
+class RegistryResolver:
+    """The addresses of the services of one role.
+
+    Args:
+        url: of the registry: valkey://, valkeys:// (TLS), or the same with redis.
+        role: engine, encoder or frontend.
+        fingerprint: only services of this model; empty for any.
+    """
+
+    def __init__(self, url: str, role: str, fingerprint: str = "") -> None:
+        self._url, self._role, self._fingerprint = url, role, fingerprint
+        self._hint = asyncio.Event()
+        self._told: set[tuple[str, str]] = set()
+
+    async def watch(self, update: Update) -> None:
+        client = registry_client(self._url)
+        known: tuple[str, ...] = ()
+        failure, run_id, settled_s = "", "", 0.0
+        first = True
+        try:
+            while True:
+                self._hint.clear()
+                try:
+                    info = await client.info("server")
+                    found = await self._read(client)
+                except Exception as error:  # the client's errors are many
+                    if str(error) != failure:
+                        failure = str(error)
+                        log.warning("the registry cannot be read, so the %ss stay as they are: %s", self._role, failure)
+                else:
+                    if failure or (run_id and info.get("run_id") != run_id):
+                        # Perhaps its database is empty now. Services that are there renew their leases in this time.
+                        settled_s = time.monotonic() + LEASE_S
+                        failure = ""
+                    run_id = str(info.get("run_id"))
+                    if time.monotonic() < settled_s:
+                        found = tuple(dict.fromkeys([*known, *found]))
+                    if (found and found != known) or first:
+                        log.info("the registry's %ss are %s", self._role, ", ".join(found) or "none")
+                        update(found)
+                        known, first = found, False
+                try:
+                    async with asyncio.timeout(READ_S):
+                        await self._hint.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            await client.aclose()
+
+    def resolve_now(self) -> None:
+        self._hint.set()
+
+    async def _read(self, client: Any) -> tuple[str, ...]:
+        keys = sorted([key async for key in client.scan_iter(f"{PREFIX}{self._role}:*", count=1000)])
+        values = await client.mget(keys) if keys else []
+        addresses: dict[str, None] = {}
+        for key, value in zip(keys, values, strict=True):
+            if value is None:  # it lapsed meanwhile
+                continue
+            try:
+                entry = json.loads(value)
+                address = str(entry["address"])
+                parse_address(address)
+            except (ValueError, KeyError, TypeError) as error:
+                self._ignore(key, f"its value is no entry: {error}")
+                continue
+            if self._fingerprint and entry.get("fingerprint") not in ("", None, self._fingerprint):
+                continue  # of another model
+            if address in addresses:
+                self._ignore(key, f"another entry has the address {address}")
+                continue
+            addresses[address] = None
+        return tuple(addresses)
+
+    def _ignore(self, key: str, why: str) -> None:
+        if (key, why) not in self._told and len(self._told) < 1000:
+            self._told.add((key, why))
+            ignored_entries[self._role] += 1
+            log.warning("the entry %s of the registry is ignored: %s", key, why)

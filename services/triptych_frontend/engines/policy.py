@@ -1,0 +1,75 @@
+"""Which engine gets a request.
+
+`prefix`: the engine where it costs least, in tokens: those of its prompt that the engine's prefix cache lacks, those of prompts
+that were sent there and have no output yet, and so many for each sequence that runs or waits there. It is the cost of NVIDIA
+Dynamo's router (missing blocks + active blocks). Media are sticky (`Router.choose`): what blocks are called depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from triptych.v1 import engine_pb2
+from triptych_common.cluster.pool import rendezvous
+from triptych_common.cluster.router import Demand
+from triptych_common.model.blocks import prefix_ids
+from triptych_common.rpc.principal import Principal
+
+from triptych_frontend.engines.connection import EngineConnection
+
+Routing = Literal["prefix", "least-load", "round-robin"]
+#: What a sequence that runs or waits costs, in prompt tokens.
+_SEQUENCE_TOKENS = 64
+#: Costs that differ by less are equal. Then the engine goes first that owns the prompt's first block: so several frontends, which
+#: do not know of each other, send new prompts with the same beginning to the same engine.
+_GRAIN_TOKENS = 2 * _SEQUENCE_TOKENS
+
+
+class PromptCost:
+    """What a prompt costs at each engine."""
+
+    def __init__(self, request: engine_pb2.EngineRequest) -> None:
+        self._request = request
+        #: By tokens per block, which is the same in all engines that have the same settings.
+        self._blocks: dict[int, list[int]] = {}
+
+    def __call__(self, engine: EngineConnection) -> tuple[Any, ...]:
+        cost = self.num_missing(engine) + engine.num_pending_tokens + _SEQUENCE_TOKENS * engine.load
+        blocks = self._of(engine)
+        owner = rendezvous(engine.address, blocks[0].to_bytes(8, "little")) if blocks else b""
+        return cost // _GRAIN_TOKENS, owner, cost
+
+    def num_missing(self, engine: EngineConnection) -> int:
+        """Tokens of the prompt that the engine has to compute."""
+        return len(self._request.prompt_token_ids) - engine.blocks.num_held(self._of(engine)) * engine.blocks.block_size
+
+    def sent_to(self, engine: EngineConnection) -> int:
+        """The prompt was sent to this engine. Returns the tokens that it has to compute."""
+        num_missing = self.num_missing(engine)
+        engine.blocks.expect(self._of(engine))
+        return num_missing
+
+    def _of(self, engine: EngineConnection) -> list[int]:
+        size, request = engine.blocks.block_size, self._request
+        if size not in self._blocks:
+            salt = Principal(request.context.tenant).scoped_salt(request.cache_salt)
+            # Log probabilities of the prompt need all of it.
+            is_known = bool(size) and not request.sampling.HasField("prompt_logprobs")
+            self._blocks[size] = prefix_ids(salt, request.prompt_token_ids, size) if is_known else []
+        return self._blocks[size]
+
+
+def demand_of(request: engine_pb2.EngineRequest, routing: Routing = "prefix") -> Demand[EngineConnection]:
+    """What a request asks of the engine that takes it."""
+    suits: Callable[[EngineConnection], bool] = (
+        (lambda engine: engine.model.capabilities.continuation) if request.num_output_tokens else lambda engine: True
+    )
+    if request.media:
+        # The engine may hold the embeddings and the KV cache.
+        return Demand(suits, request.media[0].key)
+    if routing == "prefix":
+        return Demand(suits, order=PromptCost(request))
+    if routing == "round-robin":
+        return Demand(suits, order=lambda engine: (engine.num_sent,))
+    return Demand(suits)

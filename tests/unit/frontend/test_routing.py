@@ -1,0 +1,206 @@
+"""Requests go to the engine where they cost least; what a frontend knows of an engine's prefix cache is what the engine holds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+from support.drivers.engine_router import Engine, Heard, a_request, engines
+from support.waiting import until
+from triptych.v1 import common_pb2, engine_pb2
+from triptych_common.model.blocks import block_id, prefix_ids
+from triptych_engine.scheduling.block_pool import BlockPool
+from triptych_frontend.engines.blocks import BlockIndex
+from triptych_frontend.engines.policy import Routing, demand_of
+from triptych_frontend.engines.router import EngineRouter
+
+_SIZE = 16
+
+
+def prompt(number: int, num_tokens: int = 160) -> list[int]:
+    return [number, *range(1, num_tokens)]
+
+
+def asks(token_ids: Sequence[int], name: str = "r", tenant: str = "") -> engine_pb2.EngineRequest:
+    request = a_request(name)
+    request.prompt_token_ids.extend(token_ids)
+    request.context.tenant = tenant
+    return request
+
+
+def holds(engine: Engine, token_ids: Sequence[int], tenant: str = "") -> None:
+    salt = f"{len(tenant)}:{tenant}" if tenant else ""
+    engine.blocks.update(
+        engine_pb2.WatchBlocksResponse(sequence=1, is_whole=True, added=prefix_ids(salt, token_ids, _SIZE), block_size=_SIZE)
+    )
+
+
+async def chosen(router: EngineRouter, request: engine_pb2.EngineRequest, routing: Routing = "prefix") -> str:
+    engine = router.choose(demand_of(request, routing))
+    assert engine is not None
+    return engine.address
+
+
+async def test_a_prompt_goes_where_its_beginning_is_until_that_costs_more() -> None:
+    async with engines("a:1", "b:1") as (router, made, _):
+        for engine in made.values():
+            holds(engine, [])
+        for address, engine in made.items():
+            holds(engine, prompt(1, 640))
+            assert await chosen(router, asks([*prompt(1, 640), 5, 6])) == address
+            assert await chosen(router, asks(prompt(1, 640), tenant="t")) == await chosen(router, asks(prompt(1, 640), tenant="t"))
+            engine._num_unreported = 20
+            assert await chosen(router, asks([*prompt(1, 640), 5, 6])) != address
+            assert await chosen(router, asks([*prompt(1, 640), 5, 6]), "least-load") != address
+            engine._num_unreported = 0
+            holds(engine, [])
+
+
+async def test_tenants_do_not_find_the_blocks_of_others() -> None:
+    async with engines("a:1", "b:1") as (router, made, _):
+        holds(made["a:1"], prompt(1, 640), tenant="one")
+        holds(made["b:1"], prompt(1, 640), tenant="two")
+        assert await chosen(router, asks(prompt(1, 640), tenant="one")) == "a:1"
+        assert await chosen(router, asks(prompt(1, 640), tenant="two")) == "b:1"
+
+
+async def test_what_was_sent_counts_before_the_engine_tells_of_it() -> None:
+    async with engines("a:1", "b:1") as (router, made, _):
+        for engine in made.values():
+            holds(engine, [])
+        router.start(asks(prompt(1, 640), "first"), Heard())
+        home = next(one for one in made.values() if one.sent)
+        assert home.num_pending_tokens == 640
+        # It has work, and is the cheaper one for the same beginning all the same.
+        home.say("first", 7)
+        assert home.num_pending_tokens == 0
+        assert await chosen(router, asks([*prompt(1, 640), 9])) == home.address
+
+
+async def test_prompts_that_are_being_computed_are_load() -> None:
+    async with engines("a:1", "b:1") as (router, made, _):
+        for engine in made.values():
+            holds(engine, [])
+        for number in range(8):
+            router.start(asks(prompt(number, 3200), f"r{number}"), Heard())
+        assert sorted(len(one.sent) for one in made.values()) == [4, 4]
+        await router.close()
+
+
+async def test_new_prompts_with_one_beginning_have_one_home_for_all_frontends() -> None:
+    homes = set()
+    for _ in range(3):
+        async with engines("a:1", "b:1", "c:1") as (router, made, _resolver):
+            for engine in made.values():
+                holds(engine, [])
+            homes.add(tuple([await chosen(router, asks(prompt(number))) for number in range(20)]))
+    assert len(homes) == 1
+    assert len(set(homes.pop())) == 3
+
+
+async def test_round_robin_takes_turns() -> None:
+    async with engines("a:1", "b:1", "c:1") as (router, made, _):
+        router._routing = "round-robin"
+        for number in range(9):
+            router.start(asks(prompt(1), f"r{number}"), Heard())
+        assert [len(one.sent) for one in made.values()] == [3, 3, 3]
+
+
+async def test_a_lost_engine_holds_nothing_and_has_nothing_to_do() -> None:
+    async with engines("a:1", "b:1") as (router, made, _):
+        for engine in made.values():
+            holds(engine, prompt(1))
+        router.start(asks(prompt(2), "r"), Heard())
+        home = next(one for one in made.values() if one.sent)
+        home.is_up.clear()
+        home.crash()
+        await until(lambda: not home.is_connected)
+        await asyncio.sleep(0)
+        assert (home.blocks.held, home.num_pending_tokens) == (set(), 0)
+
+
+@pytest.mark.parametrize("drops", [0.0, 0.01])
+def test_the_index_is_that_of_the_pool(drops: float) -> None:
+    """After 100,000 operations of a pool, of whose changes some are lost on the way."""
+    chance, pool, index = random.Random(5), BlockPool(64), BlockIndex()
+    sequence, num_gaps = 0, 0
+    held: list[list[int]] = []
+
+    def told(added: Sequence[bytes], removed: Sequence[bytes] = (), *, is_whole: bool = False) -> bool:
+        nonlocal sequence
+        sequence += 1
+        if chance.random() < drops:
+            return True
+        return index.update(
+            engine_pb2.WatchBlocksResponse(
+                sequence=sequence,
+                is_whole=is_whole,
+                added=map(block_id, added),
+                removed=map(block_id, removed),
+                block_size=_SIZE,
+            )
+        )
+
+    def watch() -> None:
+        nonlocal sequence
+        pool.take_changes()
+        sequence = 0
+        while index._sequence != 1:
+            sequence = 0
+            told(pool.watch(), is_whole=True)
+
+    watch()
+    for number in range(100_000):
+        if held and (chance.random() < 0.5 or not pool.num_free_blocks):
+            pool.release(held.pop(chance.randrange(len(held))))
+        elif blocks := pool.allocate(min(chance.randint(1, 4), pool.num_free_blocks)):
+            held.append(blocks)
+            for block in blocks:
+                pool.cache(block, chance.randrange(400).to_bytes(32, "little"))
+        if chance.random() < 0.0005:
+            pool.reset_cache()
+        if chance.random() < 0.2 and not told(*pool.take_changes()):
+            num_gaps += 1
+            index._sequence = 0
+            watch()
+        if number % 1000 == 0 and not drops:
+            assert told(*pool.take_changes())
+            assert index.held == {block_id(one) for one in pool._block_of}
+    index._sequence = 0
+    watch()
+    assert index.held == {block_id(one) for one in pool._block_of}
+    assert (num_gaps > 50) == bool(drops)
+
+
+def test_expected_blocks_are_forgotten_after_a_while() -> None:
+    now_s = 0.0
+    index = BlockIndex(lambda: now_s)
+    index.expect([1, 2])
+    now_s = 6.0
+    index.expect([3])
+    assert (index.num_held([1, 2, 3, 4]), index.num_held([4, 1])) == (3, 0)
+    now_s = 11.0
+    assert (index.num_held([1, 2, 3]), index.num_held([3, 1])) == (0, 1)
+    index.expect([])
+    assert list(index._expected) == [3]
+    index.update(engine_pb2.WatchBlocksResponse(sequence=1, is_whole=True, added=[1], block_size=16))
+    index.update(engine_pb2.WatchBlocksResponse(sequence=2, added=[3], removed=[1]))
+    assert (index.held, index._expected) == ({3}, {})
+
+
+def test_names_are_those_of_the_engine() -> None:
+    """The engine's own hashes of a prompt, with a tenant's salt."""
+    from triptych_engine.rpc.convert import to_requests
+    from triptych_engine.scheduling.kv_cache import KVCacheManager
+
+    model = common_pb2.ModelInfo(name="m", vocab_size=1000, max_model_len=1000)
+    message = asks(prompt(3, 100), tenant="some one")
+    message.cache_salt = "9:some onesalt"
+    (request,) = to_requests(message, model, 1000)
+    cache = KVCacheManager(64, _SIZE)
+    cache.find_cached_prefix(request)
+    salt = f"{len('some one')}:some one9:some onesalt"
+    assert [block_id(one) for one in request.block_hashes] == prefix_ids(salt, prompt(3, 100), _SIZE)
+    assert len(request.block_hashes) == 6
