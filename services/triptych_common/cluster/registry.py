@@ -59,7 +59,7 @@ class RegistryResolver:
                         failure = ""
                     run_id = str(info.get("run_id"))
                     if time.monotonic() < settled_s:
-                        found = tuple(dict.fromkeys([*known, *found]))
+                        found = tuple(sorted({*known, *found}))
                     if (found and found != known) or first:
                         log.info("the registry's %ss are %s", self._role, ", ".join(found) or "none")
                         update(found)
@@ -95,7 +95,7 @@ class RegistryResolver:
                 self._ignore(key, f"another entry has the address {address}")
                 continue
             addresses[address] = None
-        return tuple(addresses)
+        return tuple(sorted(addresses))
 
     def _ignore(self, key: str, why: str) -> None:
         if (key, why) not in self._told and len(self._told) < 1000:
