@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from triptych.errors import NeverFitsError
 from triptych_common.model.blocks import hash_block, root_hash
 
@@ -22,6 +24,10 @@ class KVCacheManager:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self._caching = enable_prefix_caching
+        #: Hashes of blocks that running requests compute now -> the priority of the request.
+        self._computing: dict[bytes, int] = {}
+        #: Called with each of them that is computed, or given up.
+        self.on_settled: Callable[[bytes], None] = lambda block_hash: None
         self.prefix_cache_queries = 0  # prompt tokens looked up since start
         self.prefix_cache_hits = 0  # prompt tokens found
 
@@ -48,10 +54,23 @@ class KVCacheManager:
 
     def find_cached_prefix(self, request: Request) -> list[int]:
         """Blocks of the request's longest cached prefix. It never includes the last token, because its logits must be computed."""
-        if not self._caching or request.sampling.prompt_logprobs is not None or request.pooling is not None:
+        if not self._shares(request):
             return []
         self._extend_hashes(request)
         return self.pool.find_prefix(request.block_hashes[: (request.num_tokens - 1) // self.block_size])
+
+    def awaited_block(self, request: Request, cached_blocks: list[int]) -> bytes | None:
+        """The last of the blocks behind its cached prefix that a running request computes now, so that it need not compute them
+        itself; None if there are none. Nobody waits for a request of a worse priority."""
+        if not self._computing or not self._shares(request):
+            return None
+        awaited = None
+        # Its last token is always its own.
+        for block_hash in request.block_hashes[len(cached_blocks) : (request.num_tokens - 1) // self.block_size]:
+            if self._computing.get(block_hash, request.priority + 1) > request.priority:
+                break
+            awaited = block_hash
+        return awaited
 
     def can_allocate(self, request: Request, cached_blocks: list[int]) -> bool:
         """Whether enough blocks are free for all tokens of a request that holds none."""
@@ -74,6 +93,9 @@ class KVCacheManager:
             raise AssertionError("blocks that were counted as free could not be allocated")
         request.block_ids = cached_blocks + fresh
         request.num_computed_tokens = len(cached_blocks) * self.block_size
+        if self._shares(request):
+            for block_hash in request.block_hashes[len(cached_blocks) :]:
+                self._computing.setdefault(block_hash, request.priority)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
             self.prefix_cache_queries += len(request.token_ids)
@@ -118,12 +140,24 @@ class KVCacheManager:
             self._extend_hashes(request)
             for index in range(first_full, last_full):
                 self.pool.cache(request.block_ids[index], request.block_hashes[index])
+            self._settle(request, first_full, last_full)
 
     def release(self, request: Request) -> None:
         """Release all blocks of a request. Their cached prefixes can be found until the blocks are allocated again."""
         self.pool.release(request.block_ids)
+        self._settle(request, request.num_computed_tokens // self.block_size, len(request.block_hashes))
         request.block_ids = []
         request.num_computed_tokens = 0
+
+    def _shares(self, request: Request) -> bool:
+        """Whether a request uses blocks that others have computed."""
+        return self._caching and request.sampling.prompt_logprobs is None and request.pooling is None
+
+    def _settle(self, request: Request, first: int, last: int) -> None:
+        """Nobody waits for these blocks of a request any more."""
+        for block_hash in request.block_hashes[first:last] if self._computing else ():
+            if self._computing.pop(block_hash, None) is not None:
+                self.on_settled(block_hash)
 
     def _extend_hashes(self, request: Request) -> None:
         hashes, size = request.block_hashes, self.block_size

@@ -11,7 +11,17 @@ from triptych_engine.media.gate import MediaGate
 from triptych_engine.media.needs import MediaNeeds
 from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.pacer import BEGINNING_STEPS, StepPacer
-from triptych_engine.scheduling.prompt_policy import Admit, Compute, Decision, Fail, Park, PromptPolicy, Reserve, SettleReservation
+from triptych_engine.scheduling.prompt_policy import (
+    Admit,
+    Compute,
+    Decision,
+    Fail,
+    Follow,
+    Park,
+    PromptPolicy,
+    Reserve,
+    SettleReservation,
+)
 from triptych_engine.scheduling.request import FinishReason, Request
 from triptych_engine.scheduling.states import RequestStates
 from triptych_engine.scheduling.step_plan import Reservation, StepPlan
@@ -161,13 +171,13 @@ class StepPlanner:
                 plan.reserve(request, num_tokens)
             case Fail(request, error):
                 self._fail(plan, request, error)
-            case Compute(request) | Admit(request) | Park(request):
+            case Compute(request) | Admit(request) | Park(request) | Follow(request):
                 try:
                     self._advance(plan, decision)
                 except Exception as error:
                     self._fail(plan, request, error)
 
-    def _advance(self, plan: StepPlan, decision: Compute | Admit | Park) -> None:
+    def _advance(self, plan: StepPlan, decision: Compute | Admit | Park | Follow) -> None:
         match decision:
             case Compute(request, num_tokens):
                 plan.put(request, num_tokens)
@@ -178,6 +188,8 @@ class StepPlanner:
                 self._states.waiting.charge(request.tenant, num_tokens)
             case Park(request, start):
                 self._states.park(request, start)
+            case Follow(request, block_hash):
+                self._states.follow(request, block_hash)
 
     def _fail(self, plan: StepPlan, request: Request, error: Exception) -> None:
         """End a request that raised an error, so that the others can continue."""

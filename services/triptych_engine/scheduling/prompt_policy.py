@@ -57,6 +57,15 @@ class Reserve:
 
 
 @dataclass(frozen=True, slots=True)
+class Follow:
+    """Let a waiting request wait for blocks that a running request computes: equal prompts are computed once."""
+
+    request: Request
+    #: Hash of the last of these blocks.
+    block_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class SettleReservation:
     """All requests may use what is left of the reserved room."""
 
@@ -69,7 +78,7 @@ class Fail:
     error: Exception
 
 
-Decision = Compute | Admit | Park | Reserve | SettleReservation | Fail
+Decision = Compute | Admit | Park | Follow | Reserve | SettleReservation | Fail
 
 
 class PromptPolicy:
@@ -112,7 +121,7 @@ class PromptPolicy:
                     may_admit = len(held) < _MAX_HELD and self._shares.may_be_passed(waiting)
                     continue
                 yield from decisions
-                may_admit = any(isinstance(decision, (Admit, Park, Fail)) for decision in decisions)
+                may_admit = any(isinstance(decision, (Admit, Park, Follow, Fail)) for decision in decisions)
             else:
                 break
 
@@ -168,6 +177,9 @@ class PromptPolicy:
         try:
             cached_blocks = self._kv_cache.find_cached_prefix(request)
             start = len(cached_blocks) * self._kv_cache.block_size
+            awaited = None if request.media.items else self._kv_cache.awaited_block(request, cached_blocks)
+            if awaited is not None:
+                return [Follow(request, awaited)]
             if start < request.media.end:
                 num_blocks = self._kv_cache.num_blocks_for(request.num_tokens)
                 if not self._gate.may_start(request, start, num_blocks):

@@ -4,7 +4,7 @@ A request is in one state at a time, and each state has its container and its re
 
     state     container       holds
     waiting   waiting queue   no KV blocks
-    parked    parked          no KV blocks; it waits for embeddings
+    parked    parked          no KV blocks; it waits for embeddings, or for blocks that another request computes
     running   running list    KV blocks, one of max_num_seqs, a row in the executor
     finished  none            KV blocks, for as long as a step in flight writes to them
 
@@ -32,6 +32,7 @@ _ACCEPTED = {
     "add": (_NEW,),
     "admit": (_WAITING,),
     "park": (_WAITING,),
+    "follow": (_WAITING,),
     "unpark": (_PARKED,),
     "preempt": (_RUNNING,),
     "finish": (_WAITING, _PARKED, _RUNNING),
@@ -55,6 +56,8 @@ class RequestStates:
         self.live: dict[str, Request] = {}  # request_id -> request
         self.waiting = RequestQueue()
         self.parked: dict[str, Request] = {}  # request_id -> request
+        self._followers: dict[bytes, list[Request]] = {}  # hash of a block -> parked requests that wait for it
+        kv_cache.on_settled = self._unpark_followers
         self.running: list[Request] = []  # by queue_key
         self.in_flight = StepsInFlight()
         self.dropped: list[str] = []  # ids that the executor knows and must drop
@@ -100,6 +103,20 @@ class RequestStates:
         request.status = _PARKED
         self.parked[request.request_id] = request
         self._media.restart(request, start)
+
+    def follow(self, request: Request, block_hash: bytes) -> None:
+        """Waiting -> parked: it waits for a block that another request computes. It must be without media."""
+        self._check(request, "follow")
+        self.waiting.remove(request.request_id)
+        request.status = _PARKED
+        self.parked[request.request_id] = request
+        self._followers.setdefault(block_hash, []).append(request)
+
+    def _unpark_followers(self, block_hash: bytes) -> None:
+        """Parked -> waiting, of all that wait for this block."""
+        for request in self._followers.pop(block_hash, ()):
+            if request.status is _PARKED:  # it may have ended meanwhile
+                self.unpark(request)
 
     def unpark(self, request: Request) -> None:
         """Parked -> waiting."""
