@@ -81,6 +81,7 @@ def body_of(number: int) -> dict[str, Any]:
 class Heard:
     """What a client got."""
 
+    number: int = 0
     text: str = ""
     tokens: list[tuple[str, float]] = field(default_factory=list)
     finish_reason: str = ""
@@ -96,7 +97,7 @@ class Heard:
 
 
 async def ask(client: httpx.AsyncClient, number: int) -> Heard:
-    heard, last_s = Heard(), time.monotonic()
+    heard, last_s = Heard(number), time.monotonic()
     async with client.stream("POST", "/v1/chat/completions", json=body_of(number)) as response:
         if response.status_code != 200:
             heard.problem = f"refused with {response.status_code}: {(await response.aread())[:200]!r}"
@@ -227,6 +228,9 @@ async def test_no_fault_of_an_engine_or_encoder_changes_a_text(stack: tuple[Serv
                 ("longest pause", [one.longest_pause_s for one in answers]),
             )
         ]
-        print(f"{fault}: {len(answers)} streams, {'; '.join(told)}")
+        slowest = sorted(answers, key=lambda one: one.longest_pause_s)[-4:]
+        print(
+            f"{fault}: {len(answers)} streams, {'; '.join(told)};", [(one.number, round(one.longest_pause_s, 1)) for one in slowest]
+        )
     print(dict(ends), f"{NUM_FAULTS} faults, {len(problems)} problems")
     assert problems == []
