@@ -192,7 +192,8 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         """Let requests go on elsewhere when the engine has stopped, or its step hangs, although the connection stands."""
         while True:
             await asyncio.sleep(_TICK_S)
-            self._num_silent_ticks += 1
+            # An engine without requests of this session has nothing to say.
+            self._num_silent_ticks = self._num_silent_ticks + 1 if self.carried else 0
             if self.carried and self.model.capabilities.continuation and (why := self._why_stalled):
                 if not self.in_doubt.is_set():
                     log.warning("the engine at %s is stalled: %s", self.address, why)

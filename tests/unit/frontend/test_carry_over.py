@@ -119,8 +119,23 @@ async def test_an_engine_that_has_stopped_loses_its_sequences_and_is_doubted(mon
         assert (heard.token_ids, heard.errors) == ({0: [1]}, [])
 
 
-async def test_an_engine_whose_steps_are_long_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_had_nothing_to_do_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_connection, "_TICK_S", 0.01)
+    monkeypatch.setattr(engine_connection, "SILENCE_S", 0.05)
     async with engines("a:1", "b:1") as (router, made, _):
+        watches = [asyncio.create_task(engine._watch()) for engine in made.values()]
+        await asyncio.sleep(0.2)
+        router.start(a_request(), Heard())
+        engine, other = of(made, "r")
+        await asyncio.sleep(0.02)
+        assert not engine.in_doubt.is_set()
+        assert not other.requests
+        for watch in watches:
+            watch.cancel()
+
+
+async def test_an_engine_whose_steps_are_long_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with engines("a:1", "b:1") as (router, made, _resolver):
         router.start(a_request(), Heard())
         engine, _ = of(made, "r")
         engine.received(engine_pb2.SessionResponse(load=engine_pb2.Load(num_running=1, step_age_s=31, longest_step_s=4)))
