@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -161,7 +162,13 @@ def frontend(ctx: typer.Context) -> None:
 def worker(
     ctx: typer.Context,
     role: Annotated[Literal["engine", "encoder", "frontend"], typer.Argument(help="Which service to run.")],
-    registry: Annotated[str, typer.Option(help="URL of a Valkey or Redis server that the suite shares, e.g. valkey://host:6379.")],
+    registry: Annotated[
+        str | None,
+        typer.Option(
+            help="URL of a Valkey or Redis server that the suite shares, e.g. valkey://host:6379. If it has a password, set "
+            "TRIPTYCH_ENGINE_REGISTRY (or _ENCODER_, _FRONTEND_) instead."
+        ),
+    ] = None,
 ) -> None:
     """Run one service that joins a suite on other machines, which knows the registry. All other flags are the service's own.
 
@@ -169,6 +176,9 @@ def worker(
     reach it under this machine's name, or --advertised-address host:port. It finds the services that it needs in the registry. The
     suite has the same URL among its addresses: --engine-addresses, --encoder-addresses, --frontend-addresses.
     """
+    registry = registry or os.environ.get(f"TRIPTYCH_{role.upper()}_REGISTRY")
+    if registry is None:
+        raise CommandError(f"--registry, or TRIPTYCH_{role.upper()}_REGISTRY, is needed", exit_code=2)
     found = {"engine": ["--encoder-addresses"], "frontend": ["--engine-addresses", "--encoder-addresses"]}
     defaults = {"--host": "0.0.0.0", **dict.fromkeys(found.get(role, ()), registry)}  # noqa: S104 - what it is for
     args = [part for flag, value in defaults.items() if not has_flag(ctx.args, flag) for part in (flag, value)]

@@ -119,7 +119,7 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> Future[int]:
         """Drop cached prefixes and unused embeddings; the result is the number of cached blocks that were dropped."""
-        return self.call(self._scheduler.reset_caches)
+        return self.call(self._reset_caches)
 
     def watch_blocks(self) -> Future[tuple[int, list[bytes]]]:
         """Begin to publish changes of the prefix cache. The result is all that it holds, and the number of the last change."""
@@ -243,6 +243,11 @@ class EngineCore:
         if added or removed:
             self._blocks_version += 1
             self.on_blocks(self._blocks_version, added, removed)
+
+    def _reset_caches(self) -> int:
+        num_dropped = self._scheduler.reset_caches()
+        self._publish_blocks()
+        return num_dropped
 
     def _watch_blocks(self) -> tuple[int, list[bytes]]:
         self._publish_blocks()

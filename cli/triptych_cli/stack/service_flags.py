@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 import types
 import typing
 from collections.abc import Sequence
@@ -16,6 +17,9 @@ from pydantic_settings import CliApp, SettingsError
 from triptych_common.settings import ServiceSettings, startup_error
 
 from triptych_cli.errors import CommandError
+
+#: In a URL.
+_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@|[?&]password=")
 
 #: In start order: each service needs some of the earlier ones.
 SERVICES = ("encoder", "engine", "frontend", "gateway")
@@ -109,10 +113,11 @@ def secrets_apart(service: str, args: Sequence[str]) -> tuple[list[str], dict[st
     """
     cls = settings_class(service)
     prefix = cls.model_config.get("env_prefix", "").upper()
+    named = {f"--{name.replace('_', '-')}": f"{prefix}{name.upper()}" for name in cls.model_fields}
     # The settings classes keep such fields out of their representation.
     secret = {
-        f"--{name.replace('_', '-')}": f"{prefix}{name.upper()}"
-        for name, info in cls.model_fields.items()
+        flag: named[flag]
+        for flag, info in zip(named, cls.model_fields.values(), strict=True)
         if not info.repr or "SecretStr" in str(info.annotation)
     }
     rest: list[str] = []
@@ -121,8 +126,11 @@ def secrets_apart(service: str, args: Sequence[str]) -> tuple[list[str], dict[st
     while queue:
         arg = queue.pop(0)
         flag, equals, value = arg.partition("=")
-        if flag in secret:
-            environment[secret[flag]] = value if equals else queue.pop(0)
+        value = value if equals or not queue else queue[0]
+        name = secret.get(flag) or (named.get(flag) if _PASSWORD.search(value) else None)
+        if name is not None:
+            environment[name] = value
+            queue = queue if equals else queue[1:]
         else:
             rest.append(arg)
     return rest, environment

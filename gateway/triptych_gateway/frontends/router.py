@@ -68,6 +68,7 @@ class FrontendRouter(Router[FrontendConnection]):
                 await self._models.until_served(call.model, requests, tenant=call.context.tenant)
         except TriptychError as failure:
             call.fail(failure)
+            return
         await super().place(call, demand, error)
 
 

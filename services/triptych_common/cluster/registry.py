@@ -19,6 +19,8 @@ from triptych_common.targets import parse_address
 log = logging.getLogger(__name__)
 #: Time between two reads, in seconds.
 READ_S = 0.5
+#: Ignored entries that are remembered, so that each is logged once.
+_MAX_TOLD = 1000
 #: Entries that were ignored, by reason, since the process started.
 ignored_entries: Counter[str] = Counter()
 
@@ -46,12 +48,16 @@ class RegistryResolver:
             while True:
                 self._hint.clear()
                 try:
-                    info = await client.info("server")
+                    info = await client.info()
+                    if info.get("role") != "master":
+                        raise ConnectionError("the server is a replica")
                     found = await self._read(client)
                 except Exception as error:  # the client's errors are many
                     if str(error) != failure:
                         failure = str(error)
                         log.warning("the registry cannot be read, so the %ss stay as they are: %s", self._role, failure)
+                    # After a fail-over, the name may lead to another server.
+                    await client.connection_pool.disconnect()
                 else:
                     if failure or (run_id and info.get("run_id") != run_id):
                         # Perhaps its database is empty now. Services that are there renew their leases in this time.
@@ -91,14 +97,11 @@ class RegistryResolver:
                 continue
             if self._fingerprint and entry.get("fingerprint") not in ("", None, self._fingerprint):
                 continue  # of another model
-            if address in addresses:
-                self._ignore(key, f"another entry has the address {address}")
-                continue
-            addresses[address] = None
+            addresses[address] = None  # after a restart there are two for a moment
         return tuple(sorted(addresses))
 
     def _ignore(self, key: str, why: str) -> None:
-        if (key, why) not in self._told and len(self._told) < 1000:
-            self._told.add((key, why))
+        if (key, why) not in self._told:
+            self._told = {*self._told, (key, why)} if len(self._told) < _MAX_TOLD else {(key, why)}
             ignored_entries[self._role] += 1
             log.warning("the entry %s of the registry is ignored: %s", key, why)

@@ -147,6 +147,12 @@ class Router(Generic[C]):
         task = asyncio.create_task(self.place(call, demand, error), name="a call to another service")
         self._placing.add(task)
         task.add_done_callback(self._placing.discard)
+
+        def end(task: asyncio.Task[None]) -> None:
+            if task.cancelled() and call.is_live:  # perhaps before it began
+                call.fail(error or self.none_left())
+
+        task.add_done_callback(end)
         return task
 
     async def place(self, call: Placeable[C], demand: Demand[C], error: TriptychError | None = None) -> None:
@@ -163,12 +169,10 @@ class Router(Generic[C]):
                     return
                 except RETRYABLE as failure:
                     error = failure
-            call.fail(error or self.none_left())
+            if call.is_live:
+                call.fail(error or self.none_left())
         except TriptychError as failure:
             call.fail(failure)
-        except asyncio.CancelledError:
-            call.fail(error or self.none_left())
-            raise
         except Exception as failure:
             # This may run in a background task. Nobody else would end the call.
             log.exception("unexpected error")

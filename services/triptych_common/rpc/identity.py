@@ -13,7 +13,7 @@ from triptych_common import __version__
 from triptych_common.settings import GrpcServiceSettings
 
 _WILDCARDS = ("0.0.0.0", "::", "[::]", "*")  # noqa: S104 - only compared with, no socket listens on them
-_URL_PASSWORD = re.compile(r"(?<=://)([^/@\s]*:)[^/@\s]*(?=@)")
+_URL_PASSWORD = re.compile(r"((?<=://)[^/@\s]*:)[^/@\s]*(?=@)|([?&]password=)[^&\s]*")
 
 
 class Identity:
@@ -55,4 +55,4 @@ def without_secrets(settings: dict[str, Any]) -> dict[str, Any]:
 def _masked(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(map(_masked, value))
-    return _URL_PASSWORD.sub(r"\1***", value) if isinstance(value, str) else value
+    return _URL_PASSWORD.sub(r"\1\2***", value) if isinstance(value, str) else value

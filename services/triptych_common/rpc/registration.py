@@ -28,6 +28,12 @@ if held and cjson.decode(held).holder ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 return 1
 """
+#: Removes an entry, unless another instance has it.
+_REMOVE = """
+local held = redis.call('GET', KEYS[1])
+if held and cjson.decode(held).holder == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+"""
 
 
 def registry_client(url: str) -> Any:
@@ -69,16 +75,17 @@ class Registration:
         renewed_s, failure = 0.0, ""
         try:
             while True:
-                entry = self._describe()
-                now_s = time.monotonic()
-                if entry != told or (entry is not None and now_s - renewed_s >= HEARTBEAT_S):
-                    try:
+                try:
+                    entry, now_s = self._describe(), time.monotonic()
+                    if entry != told or (entry is not None and now_s - renewed_s >= HEARTBEAT_S):
                         await self._tell(entry)
                         told, renewed_s, failure = entry, now_s, ""
-                    except Exception as error:  # the client's errors are many; the next turn tries again
-                        if str(error) != failure:
-                            failure = str(error)
-                            log.warning("the registry cannot be told of this service: %s", failure)
+                except Exception as error:  # the client's errors are many; the next turn tries again
+                    if str(error) != failure:
+                        failure = str(error)
+                        log.warning("the registry cannot be told of this service: %s", failure)
+                    # After a fail-over, the connection may lead to a server that takes no writes any more.
+                    await self._client.connection_pool.disconnect()
                 await asyncio.sleep(_TICK_S)
         finally:
             try:
@@ -90,7 +97,7 @@ class Registration:
 
     async def _tell(self, entry: Mapping[str, object] | None) -> None:
         if entry is None:
-            await self._client.delete(self._key)
+            await self._client.eval(_REMOVE, 1, self._key, self._holder)
             return
         value = json.dumps({**entry, "holder": self._holder})
         if not await self._client.eval(_RENEW, 1, self._key, self._holder, value, int(LEASE_S * 1000)):

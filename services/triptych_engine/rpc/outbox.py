@@ -93,7 +93,7 @@ class Mailbox:
 
     def beat(self, load: Load) -> None:
         """Tell a stream with live requests that the engine is there, if nothing was told since the last call of this method."""
-        if self.request_ids and self._is_silent:
+        if self.request_ids and self._is_silent and not self._pending:
             self.put(0, [], load)
         self._is_silent = True
 

@@ -128,12 +128,13 @@ class Scheduler:
         self._gate.check(request)
         # Requests that will run in the next step do not count as waiting.
         num_free = self._max_waiting + self._max_num_seqs - self.num_running - self.num_waiting
-        if num_free <= 0:
+        # What another engine began is not refused: its client has output already.
+        if num_free <= 0 and not request.carried_token_ids:
             message = f"{self.num_waiting} requests are waiting, the limit is {self._max_waiting}"
             raise QueueFullError(message, limit=self._max_waiting, value=self.num_waiting, retry_after_s=1.0)
         # Each tenant leaves as many places as it takes, so others always find some.
         waiting, num_own = self._states.waiting, self._states.num_waiting_of(request.tenant)
-        if num_own >= num_free and waiting.has_other_than(request.tenant):
+        if num_own >= num_free and not request.carried_token_ids and waiting.has_other_than(request.tenant):
             message = f"{num_own} requests of this tenant are waiting, and {num_free} places are left for all"
             raise QueueFullError(message, limit=num_free, value=num_own, retry_after_s=1.0)
         request.max_num_tokens = min(request.max_num_tokens, self._max_model_len)

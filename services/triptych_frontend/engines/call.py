@@ -10,7 +10,7 @@ import logging
 from array import array
 from collections.abc import Iterable
 
-from triptych.errors import TriptychError
+from triptych.errors import ServiceUnavailableError, TriptychError
 from triptych.v1 import engine_pb2
 from triptych_common.cluster.router import Router
 
@@ -19,6 +19,8 @@ from triptych_frontend.engines.placement import Listener, Placement, Sequence
 from triptych_frontend.engines.policy import Routing, demand_of
 
 log = logging.getLogger(__name__)
+#: A sequence that was at so many engines when they were lost, or hung, may be the reason. It goes nowhere else.
+_MAX_LOSSES = 4
 _INT64 = 1 << 64
 
 
@@ -45,6 +47,8 @@ class EngineCall:
         self.request = request
         self._sequences = [Sequence(first_index + number) for number in range(request.n or 1)]
         self._first_index = first_index
+        #: Of all sequences together.
+        self._num_placements = 0
         self._place_all(set()).start()
 
     def abort(self, index: int) -> None:
@@ -75,6 +79,10 @@ class EngineCall:
 
     def move(self, placement: Placement, error: TriptychError, tried: set[str]) -> bool:
         live = placement.live_sequences
+        for sequence in live:
+            sequence.num_losses += isinstance(error, ServiceUnavailableError)
+        if any(one.num_losses > _MAX_LOSSES for one in live):
+            return False
         if len(live) == len(self._sequences) and not any(one.has_output for one in live):
             moved = [self._place_all(tried)]
         else:
@@ -93,13 +101,21 @@ class EngineCall:
         return True
 
     def _place_all(self, tried: set[str]) -> Placement:
-        return self._placed(self.request, self._sequences, tried)
+        """All sequences at their beginning."""
+        request = self.request
+        if self._num_placements:
+            # An engine that had the request before may still know its id.
+            request = engine_pb2.EngineRequest()
+            request.CopyFrom(self.request)
+            request.request_id += f"-{self._num_placements}"
+        self._num_placements += 1
+        return self._placed(request, self._sequences, tried)
 
     def _place(self, sequence: Sequence, tried: set[str]) -> Placement:
         """The next placement of one sequence."""
         sequence.num_placements += 1
         request = of_one(self.request, sequence.index - self._first_index)
-        request.request_id += f"-{sequence.num_placements}"
+        request.request_id += f".{sequence.num_placements}"
         request.prompt_token_ids.extend(sequence.token_ids)
         request.num_output_tokens = len(sequence.token_ids)
         if sequence.constraint_start is not None and request.HasField("constraint"):

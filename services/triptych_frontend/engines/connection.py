@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 #: has stopped, in seconds.
 SILENCE_S = 3.0
 #: A step hangs if it has been running for so long, and for so many times the longest of the last steps.
-_MIN_HANGING_S, _HANGING_FACTOR = 30.0, 10.0
+_MIN_HANGING_S, _HANGING_FACTOR = 60.0, 10.0
 _TICK_S = 0.25
 #: Pause before the blocks are watched again, in seconds.
 _WATCH_PAUSE_S = 1.0
@@ -132,8 +132,10 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
             self.ending().abort_sequences.add(request_id=request_id, index=index)
 
     def forget(self, request_id: str) -> None:
-        """Drop further outputs of a request."""
-        self.carried.pop(request_id, None)
+        """Drop further outputs of a request, and the request itself if it was not sent yet."""
+        call = self.carried.pop(request_id, None)
+        if call is not None and self._starts:
+            self._starts = [start for start in self._starts if start is not call.request]
 
     def open(self) -> grpc.aio.StreamStreamCall[engine_pb2.SessionRequest, engine_pb2.SessionResponse]:
         return self._stub.Session()

@@ -16,7 +16,8 @@ from triptych_common.cluster.router import RETRYABLE, Demand, Router
 from triptych_frontend.engines.connection import EngineConnection
 from triptych_frontend.engines.policy import PromptCost
 
-#: A request may have been the reason why its engine was lost. One that ran for longer, in seconds, was not: it may try all again.
+#: A request may have been the reason why its engine was lost. One that had output for longer, in seconds, was not: it may try all
+#: again.
 _PROBATION_S = 5.0
 
 
@@ -44,6 +45,8 @@ class Sequence:
     has_output: bool = False
     is_aborted: bool = False
     num_placements: int = 0
+    #: Engines that were lost, or hung, while they had it.
+    num_losses: int = 0
     #: Output tokens before the constraint, if that does not say itself where it begins.
     constraint_start: int | None = None
     placement: Placement | None = None
@@ -89,7 +92,8 @@ class Placement:
         #: On its way to an engine.
         self._placing: asyncio.Task[None] | None = None
         self._has_output = False
-        self._start_s = 0.0
+        #: When the first output came.
+        self._output_s = 0.0
         #: What the engine's breaker gave for this request, and whether it was told of a failure.
         self._generation, self._has_reported = 0, False
         #: Tokens that the engine has to compute before the first output.
@@ -131,7 +135,7 @@ class Placement:
 
     def _hand_to(self, engine: EngineConnection) -> None:
         engine.send(self)
-        self._connection, self._start_s = engine, time.monotonic()
+        self._connection = engine
         self._generation, self._has_reported = engine.breaker.begin(), False
         if isinstance(cost := self._demand.order, PromptCost):
             self._num_pending = cost.sent_to(engine)
@@ -178,7 +182,7 @@ class Placement:
             if self._move(error, self._tried_now(), aborts=len(self._live) > 1):
                 return
         if not self._has_output:
-            self._has_output = True
+            self._has_output, self._output_s = True, time.monotonic()
             self._report(None)
             self._settle()
         if output.finish_reason:
@@ -201,18 +205,23 @@ class Placement:
             self._listener.on_error(sequence.index, error)
 
     def hand_over(self, error: ServiceUnavailableError, *, has_failed: bool) -> None:
-        """Go on at another engine, if there is one now.
+        """Go on at another engine, if there is one now that will take these sequences. Else they stay where they are.
 
         Args:
             error: why this one does not do.
-            has_failed: it must not get these sequences again.
+            has_failed: it must not get these sequences again. Otherwise it would finish them itself.
         """
         engine = self._connection
         if engine is None or not self._live:
             return
-        tried = self._tried_now() | {engine.instance_id}
-        if self._router.choose(self._demand, tried) is not None:
-            self._move(error, tried if has_failed else tried - {engine.instance_id})
+        tried = self.tried | {engine.instance_id} if has_failed else self._tried_now() | {engine.instance_id}
+        other = self._router.choose(self._demand, tried)
+        if other is None or other.is_doubtful or not other.model.capabilities.continuation:
+            return
+        # What has no output yet may be refused where requests wait.
+        if not has_failed and other.reported_load.num_waiting and not all(one.has_output for one in self.live_sequences):
+            return
+        self._move(error, tried if has_failed else tried - {engine.instance_id})
 
     @property
     def _is_going_away(self) -> bool:
@@ -220,7 +229,7 @@ class Placement:
 
     def _tried_now(self) -> set[str]:
         engine = self._connection
-        if engine is None or time.monotonic() - self._start_s < _PROBATION_S:
+        if engine is None or not self._has_output or time.monotonic() - self._output_s < _PROBATION_S:
             return self.tried
         return self.tried & {engine.instance_id}
 

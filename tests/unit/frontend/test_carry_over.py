@@ -105,7 +105,7 @@ async def test_an_engine_that_has_stopped_loses_its_sequences_and_is_doubted(mon
         watch = asyncio.create_task(engine._watch())
         engine.say("r", 1)
         if how == "hanging":
-            busy = engine_pb2.Load(num_running=1, step_age_s=31, longest_step_s=3)
+            busy = engine_pb2.Load(num_running=1, step_age_s=61, longest_step_s=3)
             engine.received(engine_pb2.SessionResponse(load=busy))
         await until(lambda: bool(other.requests))
         assert engine.in_doubt.is_set()
@@ -138,7 +138,7 @@ async def test_an_engine_whose_steps_are_long_is_not_stalled(monkeypatch: pytest
     async with engines("a:1", "b:1") as (router, made, _resolver):
         router.start(a_request(), Heard())
         engine, _ = of(made, "r")
-        engine.received(engine_pb2.SessionResponse(load=engine_pb2.Load(num_running=1, step_age_s=31, longest_step_s=4)))
+        engine.received(engine_pb2.SessionResponse(load=engine_pb2.Load(num_running=1, step_age_s=61, longest_step_s=7)))
         assert not engine._why_stalled
 
 
@@ -162,11 +162,65 @@ async def test_a_sequence_that_ran_for_long_may_try_all_engines_again(monkeypatc
     async with engines("a:1", "b:1") as (router, made, _):
         heard = Heard()
         router.start(a_request(), heard)
-        for number in range(8):
+        for number in range(4):
             await until(lambda: any(engine.carried for engine in made.values()))
             engine = next(one for one in made.values() if one.carried)
             (request_id,) = engine.carried
             engine.say(request_id, number)
             engine.crash()
             await until(lambda: all(one.is_connected for one in made.values()))
-    assert heard.token_ids == {0: [*range(8)]}
+    assert heard.token_ids == {0: [*range(4)]}
+
+
+async def test_a_request_that_every_engine_is_lost_with_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if it has output for long enough each time, so that it is not suspected."""
+    monkeypatch.setattr(placement_module, "_PROBATION_S", 0.0)
+    async with engines("a:1", "b:1") as (router, made, _):
+        heard, num_losses = Heard(), 0
+        router.start(a_request(), heard)
+        while not heard.errors and num_losses < 20:
+            await until(lambda: bool(heard.errors) or any(engine.carried for engine in made.values()))
+            for engine in [one for one in made.values() if one.carried]:
+                num_losses += 1
+                (request_id,) = engine.carried
+                engine.say(request_id, 1)
+                engine.crash()
+                await until(lambda engine=engine: not engine.carried)  # type: ignore[misc]
+            await until(lambda: all(one.is_connected for one in made.values()))
+        assert num_losses == 5
+        assert "went away" in str(heard.errors[0])
+
+
+@pytest.mark.parametrize("why_not", ["older", "in doubt", "busy"])
+async def test_a_draining_engine_finishes_what_no_other_one_takes(why_not: str) -> None:
+    async with engines("a:1", "b:1") as (router, made, _):
+        heard = Heard()
+        router.start(a_request(), heard)
+        engine, other = of(made, "r")
+        if why_not == "older":
+            other.model = common_pb2.ModelInfo()
+        elif why_not == "in doubt":
+            other.doubt()
+        else:  # what has no output yet might be refused there
+            other.reported_load.num_waiting = 1
+        engine.say("r", going_away=True)
+        assert not engine.ending().abort
+        engine.say("r", 1)
+        assert not other.requests
+        assert (heard.token_ids, heard.errors) == ({0: [1]}, [])
+
+
+async def test_stalled_engines_do_not_pass_requests_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_connection, "_TICK_S", 0.005)
+    monkeypatch.setattr(engine_connection, "SILENCE_S", 0.02)
+    async with engines("a:1", "b:1") as (router, made, _):
+        for number in range(4):
+            router.start(a_request(f"r{number}"), Heard())
+        watches = [asyncio.create_task(engine._watch()) for engine in made.values()]
+        await until(lambda: all(engine.in_doubt.is_set() for engine in made.values()))
+        num_sent = sum(len(engine.sent) for engine in made.values())
+        await asyncio.sleep(0.1)
+        assert sum(len(engine.sent) for engine in made.values()) == num_sent <= 8
+        assert sum(len(engine._starts) for engine in made.values()) <= 4, "what was moved away is not sent"
+        for watch in watches:
+            watch.cancel()

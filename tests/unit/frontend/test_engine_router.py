@@ -63,7 +63,7 @@ async def test_a_refusal_in_the_message_that_announces_the_end_waits_for_another
         made["a:1"].refuse("r", ServiceUnavailableError("draining"), going_away=True)
         assert not heard.errors
         made["b:1"].is_up.set()
-        await until(lambda: made["b:1"].sent == ["r"])
+        await until(lambda: made["b:1"].sent == ["r-1"])
 
 
 async def test_a_call_that_was_closed_as_its_engine_was_lost_goes_nowhere() -> None:

@@ -169,8 +169,17 @@ async def test_what_is_no_entry_or_of_another_model_is_ignored(url: str, caplog:
         await until(lambda: told[-1] == ("a:1",))
         await asyncio.sleep(1.2)
         assert told[-1] == ("a:1",)
-    assert ignored_entries["engine"] - before == 5
-    assert caplog.text.count("is ignored") == 5, "each is logged once"
+    assert ignored_entries["engine"] - before == 4
+    assert caplog.text.count("is ignored") == 4, "each is logged once"
+
+
+async def test_one_that_was_refused_an_id_leaves_the_entry_of_its_holder(url: str) -> None:
+    async with registered(url, "a:1"):
+        client = Redis.from_url(url)
+        await until(lambda: bool(client.keys("*")))
+        async with registered(url, "b:1"):
+            await asyncio.sleep(0.5)
+        assert json.loads(client.get(f"{PREFIX}engine:one"))["address"] == "a:1"  # type: ignore[arg-type]
 
 
 async def test_an_id_that_another_service_has_is_not_taken_from_it(url: str, caplog: pytest.LogCaptureFixture) -> None:
