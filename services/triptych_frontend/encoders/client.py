@@ -3,7 +3,7 @@
 For each item these steps are taken in order, until one succeeds. Each step is counted in `EncoderClient.counts`.
 
 1. Ask the encoder that the item belongs to, first with the key only. If it does not hold the key, send the file.
-2. Ask the same encoder once more, unless its queue is full or it did not answer.
+2. Ask the same encoder once more, unless its queue is full, or it did not answer and does not say who it is.
 3. Ask the other encoders.
 4. Raise an error, for this request only.
 
@@ -55,6 +55,8 @@ LEASE_S = 60.0
 #: millisecond. An encoder that is encoding the item for another request answers when it is done.
 _ASK_S = 2.0
 _RELEASE_TIMEOUT_S = 5.0
+#: An encoder that has not answered for the first time is asked who it is, and has the second time to say so, in seconds.
+_PATIENCE_S, _PROBE_TIMEOUT_S = 2.0, 3.0
 #: Statuses of a call whose connection to the encoder was lost or could not be made.
 _TRANSPORT_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 #: Most items whose files are being sent or encoded at the same time. It bounds this frontend's share of the encoders' queues.
@@ -174,7 +176,7 @@ class EncoderClient:
         )
         try:
             metadata = ((REQUEST_ID_KEY, request_id_var.get()), *trace_metadata())
-            response = await encoder.stub.Encode(request, timeout=self._timeout_s, metadata=metadata)
+            response = await self._answer(encoder, encoder.stub.Encode(request, timeout=self._timeout_s, metadata=metadata))
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 encoder.doubt()
@@ -191,6 +193,25 @@ class EncoderClient:
         if len(response.results) != 1:
             raise ServiceUnavailableError(f"the encoder answered with {len(response.results)} results for one item")
         return response.results[0]
+
+    async def _answer(
+        self, encoder: EncoderConnection, call: grpc.aio.UnaryUnaryCall[encoder_pb2.EncodeRequest, encoder_pb2.EncodeResponse]
+    ) -> encoder_pb2.EncodeResponse:
+        """The answer to a call. An encoder that takes long must say meanwhile who it is, or it has stopped."""
+        answer = asyncio.ensure_future(call)
+        try:
+            while not (await asyncio.wait({answer}, timeout=_PATIENCE_S))[0]:
+                try:
+                    await encoder.stub.Describe(encoder_pb2.DescribeRequest(), timeout=_PROBE_TIMEOUT_S)
+                except grpc.aio.AioRpcError as error:
+                    if answer.done():
+                        break
+                    encoder.doubt()
+                    message = f"the encoder at {encoder.address} does not even say who it is ({error.code().name})"
+                    raise _SilentEncoderError(message, retry_after_s=1) from error
+            return await answer
+        finally:
+            answer.cancel()
 
     def release(self, leases: Sequence[Lease]) -> None:
         """End leases in the background. If this fails, they expire on their own."""

@@ -106,6 +106,33 @@ async def test_a_header_that_lied_is_told() -> None:
     assert len(home.released) == 1
 
 
+async def test_an_encoder_whose_process_has_stopped_is_left_behind_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection stands. It need not be waited for as long as one that encodes a film."""
+    monkeypatch.setattr(encoder_client, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(encoder_client, "_PROBE_TIMEOUT_S", 0.2)
+    async with encoders(encode_timeout_s=60) as bench:
+        home, other = bench.home(item())
+        home.answers = asyncio.Event()
+        async with asyncio.timeout(5):
+            encoding = await ensure(bench.client, [item()])
+        await encoding.close()
+        home.answers.set()
+    assert other.counts["bytes"] == 1
+
+
+async def test_an_encoder_that_takes_long_and_says_who_it_is_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_client, "_PATIENCE_S", 0.05)
+    async with encoders(encode_timeout_s=60) as bench:
+        home, other = bench.home(item())
+        home.gate = asyncio.Event()
+        encoding = asyncio.create_task(ensure(bench.client, [item()]))
+        await asyncio.sleep(0.4)
+        assert not encoding.done()
+        home.gate.set()
+        await (await encoding).close()
+    assert (home.counts["bytes"], other.counts["bytes"]) == (1, 0)
+
+
 async def test_an_encoder_that_hangs_is_left_behind() -> None:
     async with encoders(encode_timeout_s=0.3) as bench:
         home, other = bench.home(item())
