@@ -10,7 +10,7 @@ import logging
 from array import array
 from collections.abc import Iterable
 
-from triptych.errors import ServiceUnavailableError, TriptychError
+from triptych.errors import TriptychError
 from triptych.v1 import engine_pb2
 from triptych_common.cluster.router import Router
 
@@ -79,8 +79,6 @@ class EngineCall:
 
     def move(self, placement: Placement, error: TriptychError, tried: set[str]) -> bool:
         live = placement.live_sequences
-        for sequence in live:
-            sequence.num_losses += isinstance(error, ServiceUnavailableError)
         if any(one.num_losses > _MAX_LOSSES for one in live):
             return False
         if len(live) == len(self._sequences) and not any(one.has_output for one in live):

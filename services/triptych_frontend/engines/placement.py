@@ -195,6 +195,7 @@ class Placement:
     def lost(self, error: TriptychError) -> None:
         if self._connection is not None:
             self._connection.breaker.ended(self._generation)
+            self._count_loss()
             if not self._move(error, self._tried_now()):
                 self.fail(error)
 
@@ -221,7 +222,13 @@ class Placement:
         # What has no output yet may be refused where requests wait.
         if not has_failed and other.reported_load.num_waiting and not all(one.has_output for one in self.live_sequences):
             return
+        if has_failed:
+            self._count_loss()
         self._move(error, tried if has_failed else tried - {engine.instance_id})
+
+    def _count_loss(self) -> None:
+        for sequence in self.live_sequences:
+            sequence.num_losses += 1
 
     @property
     def _is_going_away(self) -> bool:

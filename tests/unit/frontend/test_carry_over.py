@@ -191,6 +191,19 @@ async def test_a_request_that_every_engine_is_lost_with_ends(monkeypatch: pytest
         assert "went away" in str(heard.errors[0])
 
 
+async def test_any_number_of_drains_may_move_a_sequence() -> None:
+    async with engines("a:1", "b:1") as (router, made, _):
+        heard = Heard()
+        router.start(a_request(), heard)
+        for number in range(12):
+            engine = next(one for one in made.values() if one.carried)
+            (request_id,) = engine.carried
+            engine.say(request_id, number, going_away=True)
+            assert not engine.carried
+            engine.connected(common_pb2.Instance(id=engine.instance_id, state=common_pb2.SERVER_STATE_SERVING), engine.model)
+        assert (heard.token_ids, heard.errors) == ({0: [*range(12)]}, [])
+
+
 @pytest.mark.parametrize("why_not", ["older", "in doubt", "busy"])
 async def test_a_draining_engine_finishes_what_no_other_one_takes(why_not: str) -> None:
     async with engines("a:1", "b:1") as (router, made, _):
