@@ -20,7 +20,7 @@ from typing import TypeVar
 from triptych.errors import InternalError, ServiceUnavailableError, TriptychError, UnimplementedError
 
 from triptych_engine.executor.protocol import Executor
-from triptych_engine.load import Load, StepProgress
+from triptych_engine.load import Load, StepProgress, load_of
 from triptych_engine.media.item import Embeddings, Fetcher
 from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput
 from triptych_engine.scheduling.request import Request
@@ -73,17 +73,15 @@ class EngineCore:
         self._on_death = on_death
         #: Called like `on_outputs` with changes of the prefix cache, each with its number, once somebody watches.
         self.on_blocks: OnBlocks = lambda version, added, removed: None
-        self._blocks_version = 0
         self._fetcher = fetcher
         self._max_in_flight = 1 if async_scheduling else 0  # steps that may run while the next one is scheduled
         self._in_flight: deque[tuple[SchedulerOutput, float]] = deque()  # each with its launch time
-        self._completed_s = 0.0  # when the last result arrived
         self._progress = StepProgress()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._asleep = False
         self._step = 0
-        self.load = self._measure_load()
+        self.load = load_of(scheduler, self._progress)
         self._device_thread = device_thread or new_device_thread()
         self._loop: Future[None] | None = None
 
@@ -119,7 +117,9 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> Future[int]:
         """Drop cached prefixes and unused embeddings; the result is the number of cached blocks that were dropped."""
-        return self.call(self._reset_caches)
+        dropped = self.call(self._scheduler.reset_caches)
+        self._commands.put(self._publish_blocks)
+        return dropped
 
     def watch_blocks(self) -> Future[tuple[int, list[bytes]]]:
         """Begin to publish changes of the prefix cache. The result is all that it holds, and the number of the last change."""
@@ -207,14 +207,12 @@ class EngineCore:
         except Exception as error:
             self._fail(scheduled, error)
             return
-        # The device starts a step when the step is launched and the previous one is done.
-        started_s, self._completed_s = max(launched_s, self._completed_s), time.perf_counter()
-        self._progress.ended(self._completed_s - started_s)
+        step_s = self._progress.ended(launched_s)
         outputs = self._scheduler.update_from_output(scheduled, result)
         self._step += 1
         self._publish(outputs)
         try:
-            self._scheduler.observe(scheduled, self._completed_s - started_s)
+            self._scheduler.observe(scheduled, step_s)
         except Exception:
             log.exception("the pacer could not use the duration of a step")
 
@@ -234,24 +232,17 @@ class EngineCore:
         return replace(self.load, step_age_s=self._progress.age_s)
 
     def _publish(self, outputs: Sequence[SequenceOutput]) -> None:
-        self.load = self._measure_load()
+        self.load = load_of(self._scheduler, self._progress)
         self._on_outputs(self._step, outputs, self.load)
         self._publish_blocks()
 
     def _publish_blocks(self) -> None:
-        added, removed = self._scheduler.kv_cache.pool.take_changes()
-        if added or removed:
-            self._blocks_version += 1
-            self.on_blocks(self._blocks_version, added, removed)
-
-    def _reset_caches(self) -> int:
-        num_dropped = self._scheduler.reset_caches()
-        self._publish_blocks()
-        return num_dropped
+        if (changes := self._scheduler.kv_cache.pool.take_changes()) is not None:
+            self.on_blocks(*changes)
 
     def _watch_blocks(self) -> tuple[int, list[bytes]]:
         self._publish_blocks()
-        return self._blocks_version, self._scheduler.kv_cache.pool.watch()
+        return self._scheduler.kv_cache.pool.watch()
 
     def _add(self, request: Request) -> None:
         try:
@@ -260,7 +251,7 @@ class EngineCore:
             if request.media.items and self._fetcher is None:
                 raise UnimplementedError("this engine fetches no embeddings; media items cannot be taken", field="media")
             self._scheduler.add(request)
-            self.load = self._measure_load()  # no step may follow for long, if the request waits for embeddings
+            self.load = load_of(self._scheduler, self._progress)  # no step may follow for long, if the request waits for embeddings
         except Exception as error:
             self._publish(self._scheduler.refuse(request, self._reason("a request was added", error)))
 
@@ -307,19 +298,3 @@ class EngineCore:
         self._stopping = True
         self._abort(self._scheduler.live_request_ids)
         self._complete_all()
-
-    def _measure_load(self) -> Load:
-        scheduler, kv_cache, pool = self._scheduler, self._scheduler.kv_cache, self._scheduler.kv_cache.pool
-        return Load(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            num_blocks=pool.num_blocks,
-            num_free_blocks=pool.num_free_blocks,
-            block_size=kv_cache.block_size,
-            prefix_cache_queries=kv_cache.prefix_cache_queries,
-            prefix_cache_hits=kv_cache.prefix_cache_hits,
-            num_preemptions=scheduler.num_preemptions,
-            num_generated_tokens=scheduler.num_generated_tokens,
-            step_age_s=0.0,
-            longest_step_s=self._progress.longest_s,
-        )

@@ -6,6 +6,8 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from triptych_engine.scheduling.scheduler import Scheduler
+
 #: Steps of which the longest is told.
 _NUM_STEPS = 256
 
@@ -34,6 +36,8 @@ class StepProgress:
     def __init__(self) -> None:
         #: When the last step ended, or work began after a pause; None while there is no work.
         self._since_s: float | None = None
+        #: When the last step ended.
+        self._ended_s = 0.0
         self._durations_s: deque[float] = deque([0.0], maxlen=_NUM_STEPS)
 
     def resume(self) -> None:
@@ -45,10 +49,18 @@ class StepProgress:
         """There is no work."""
         self._since_s = None
 
-    def ended(self, step_s: float) -> None:
-        """A step has ended, which took so long."""
-        self._since_s = time.perf_counter()
+    def ended(self, launched_s: float) -> float:
+        """A step has ended. Returns how long it took, in seconds.
+
+        Args:
+            launched_s: when it was launched, by `time.perf_counter`.
+        """
+        now_s = time.perf_counter()
+        # The device starts a step when the step is launched and the previous one is done.
+        step_s = now_s - max(launched_s, self._ended_s)
+        self._ended_s = self._since_s = now_s
         self._durations_s.append(step_s)
+        return step_s
 
     @property
     def age_s(self) -> float:
@@ -60,3 +72,21 @@ class StepProgress:
     def longest_s(self) -> float:
         """The longest of the last steps, in seconds."""
         return max(self._durations_s)
+
+
+def load_of(scheduler: Scheduler, progress: StepProgress) -> Load:
+    """The load as it is between two steps."""
+    kv_cache, pool = scheduler.kv_cache, scheduler.kv_cache.pool
+    return Load(
+        num_running=scheduler.num_running,
+        num_waiting=scheduler.num_waiting,
+        num_blocks=pool.num_blocks,
+        num_free_blocks=pool.num_free_blocks,
+        block_size=kv_cache.block_size,
+        prefix_cache_queries=kv_cache.prefix_cache_queries,
+        prefix_cache_hits=kv_cache.prefix_cache_hits,
+        num_preemptions=scheduler.num_preemptions,
+        num_generated_tokens=scheduler.num_generated_tokens,
+        step_age_s=0.0,
+        longest_step_s=progress.longest_s,
+    )

@@ -23,6 +23,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # least recently used first
         #: Prefixes that were added to the index (True) or removed from it since `take_changes`; None while nobody watches.
         self._changes: dict[bytes, bool] | None = None
+        self._num_changes = 0
 
     @property
     def num_free_blocks(self) -> int:
@@ -98,17 +99,20 @@ class BlockPool:
             self._hash_of[block] = None
             self._note(block_hash, False)
 
-    def watch(self) -> list[bytes]:
-        """Begin to record changes. Returns all prefixes that are in the index now."""
+    def watch(self) -> tuple[int, list[bytes]]:
+        """Begin to record changes. Returns the number of the last changes that were taken, and all prefixes in the index now."""
         self._changes = {}
-        return list(self._block_of)
+        return self._num_changes, list(self._block_of)
 
-    def take_changes(self) -> tuple[list[bytes], list[bytes]]:
-        """The prefixes that were added to the index and removed from it since the last call; empty if nobody watches."""
+    def take_changes(self) -> tuple[int, list[bytes], list[bytes]] | None:
+        """The prefixes that were added to the index and removed from it since the last call, with the number of these changes.
+        None if there are none, or nobody watches."""
         if not self._changes:
-            return [], []
+            return None
         changes, self._changes = self._changes, {}
-        return [one for one, is_there in changes.items() if is_there], [one for one, is_there in changes.items() if not is_there]
+        self._num_changes += 1
+        added = [block_hash for block_hash, is_there in changes.items() if is_there]
+        return self._num_changes, added, [block_hash for block_hash, is_there in changes.items() if not is_there]
 
     def _note(self, block_hash: bytes, is_there: bool) -> None:
         if self._changes is not None:

@@ -149,7 +149,7 @@ def test_the_index_is_that_of_the_pool(drops: float) -> None:
         sequence = 0
         while index._sequence != 1:
             sequence = 0
-            told(pool.watch(), is_whole=True)
+            told(pool.watch()[1], is_whole=True)
 
     watch()
     for number in range(100_000):
@@ -161,12 +161,13 @@ def test_the_index_is_that_of_the_pool(drops: float) -> None:
                 pool.cache(block, chance.randrange(400).to_bytes(32, "little"))
         if chance.random() < 0.0005:
             pool.reset_cache()
-        if chance.random() < 0.2 and not told(*pool.take_changes()):
+        if chance.random() < 0.2 and (changes := pool.take_changes()) and not told(*changes[1:]):
             num_gaps += 1
             index._sequence = 0
             watch()
         if number % 1000 == 0 and not drops:
-            assert told(*pool.take_changes())
+            changes = pool.take_changes()
+            assert changes is None or told(*changes[1:])
             assert index.held == {block_id(one) for one in pool._block_of}
     index._sequence = 0
     watch()
