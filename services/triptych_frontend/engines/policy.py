@@ -24,6 +24,8 @@ _SEQUENCE_TOKENS = 64
 #: Costs that differ by less are equal. Then the engine goes first that owns the prompt's first block: so several frontends, which
 #: do not know of each other, send new prompts with the same beginning to the same engine.
 _GRAIN_TOKENS = 2 * _SEQUENCE_TOKENS
+#: Blocks of a prompt that are compared. Their names take a microsecond each, on the event loop.
+_MAX_BLOCKS = 1024
 
 
 class PromptCost:
@@ -56,7 +58,7 @@ class PromptCost:
             salt = Principal(request.context.tenant).scoped_salt(request.cache_salt)
             # Log probabilities of the prompt need all of it.
             is_known = bool(size) and not request.sampling.HasField("prompt_logprobs")
-            self._blocks[size] = prefix_ids(salt, request.prompt_token_ids, size) if is_known else []
+            self._blocks[size] = prefix_ids(salt, request.prompt_token_ids[: size * _MAX_BLOCKS], size) if is_known else []
         return self._blocks[size]
 
 
