@@ -30,8 +30,9 @@ def block_id(block_hash: bytes) -> int:
 
 def prefix_ids(salt: str, token_ids: Sequence[int], block_size: int) -> list[int]:
     """The names of the full blocks of a prompt without media, in order."""
-    ids, parent = [], root_hash(salt)
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        parent = hash_block(parent, token_ids[start : start + block_size])
+    tokens = array("I", token_ids)
+    ids, parent, data, num_bytes = list[int](), root_hash(salt), tokens.tobytes(), block_size * tokens.itemsize
+    for start in range(0, len(data) - num_bytes + 1, num_bytes):
+        parent = hashlib.sha256(parent + data[start : start + num_bytes]).digest()  # as `hash_block`
         ids.append(block_id(parent))
     return ids
