@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from prometheus_client import Metric
@@ -11,6 +12,7 @@ from triptych_common.telemetry.metrics import counter, gauge, labelled_counter, 
 from triptych_frontend.encoders.client import EncoderClient
 from triptych_frontend.encoders.pool import EncoderPool
 from triptych_frontend.engines.connection import EngineConnection
+from triptych_frontend.engines.placement import Cause
 from triptych_frontend.generation.statistics import CallStatistics
 from triptych_frontend.media.preparer import MediaPreparer
 
@@ -26,6 +28,7 @@ class FrontendMetrics:
 
     calls: CallStatistics
     engines: Pool[EngineConnection]
+    num_moved: Counter[Cause]
     encoders: EncoderPool
     encoder_client: EncoderClient
     media: MediaPreparer
@@ -35,6 +38,7 @@ class FrontendMetrics:
         return [
             gauge(f"{_PREFIX}_engines_connected", "Engines that take requests.", len(self.engines.ready)),
             gauge(f"{_PREFIX}_encoders_connected", "Encoders that can be used.", len(self.encoders.ready)),
+            labelled_counter(f"{_PREFIX}_moved_sequences", "Sequences sent to another engine.", "cause", self.num_moved),
             *self._calls(),
             *self._media(),
         ]

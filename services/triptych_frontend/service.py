@@ -131,7 +131,9 @@ class Frontend:
         formats = AnswerFormats(self._tokenizer, tools, reasoning)
         self._router = engines = EngineRouter(self._engines, settings.routing)
         statistics = CallStatistics()
-        self._metrics = FrontendMetrics(statistics, self._engines, self._encoders, self._encoder_client, self._media)
+        self._metrics = FrontendMetrics(
+            statistics, self._engines, engines.num_moved, self._encoders, self._encoder_client, self._media
+        )
         self._generator = Generator(
             self._admission,
             self._model,

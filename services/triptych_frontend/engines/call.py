@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 
 from triptych.errors import TriptychError
@@ -15,7 +16,7 @@ from triptych.v1 import engine_pb2
 from triptych_common.cluster.router import Router
 
 from triptych_frontend.engines.connection import EngineConnection
-from triptych_frontend.engines.placement import Listener, Placement, Sequence
+from triptych_frontend.engines.placement import Cause, Listener, Placement, Sequence
 from triptych_frontend.engines.policy import Routing, demand_of
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class EngineCall:
     """One request and its sequences. Made by `EngineRouter.start`.
 
     Args:
+        num_moved: counts the sequences that go on at another engine.
         first_index: what listener and caller call the first sequence.
 
     Raises:
@@ -40,11 +42,13 @@ class EngineCall:
         request: engine_pb2.EngineRequest,
         listener: Listener,
         routing: Routing,
+        num_moved: Counter[Cause],
         first_index: int = 0,
     ) -> None:
         self._router, self._routing = router, routing
         self.listener = listener
         self.request = request
+        self._num_moved = num_moved
         self._sequences = [Sequence(first_index + number) for number in range(request.n or 1)]
         self._first_index = first_index
         #: Of all sequences together.
@@ -77,7 +81,7 @@ class EngineCall:
             if sequence.placement is not None:
                 sequence.placement.close()
 
-    def move(self, placement: Placement, error: TriptychError, tried: set[str]) -> bool:
+    def move(self, placement: Placement, error: TriptychError, tried: set[str], cause: Cause) -> bool:
         live = placement.live_sequences
         if any(one.num_losses > _MAX_LOSSES for one in live):
             return False
@@ -96,6 +100,7 @@ class EngineCall:
             if failure is not error:
                 log.warning("a sequence cannot go on at another engine: %s", failure)
             return False
+        self._num_moved[cause] += len(live)
         return True
 
     def _place_all(self, tried: set[str]) -> Placement:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from array import array
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from triptych.errors import InternalError, ServiceUnavailableError, TriptychError
 from triptych.status import from_request_error
@@ -19,6 +19,8 @@ from triptych_frontend.engines.policy import PromptCost
 #: A request may have been the reason why its engine was lost. One that had output for longer, in seconds, was not: it may try all
 #: again.
 _PROBATION_S = 5.0
+#: Why sequences leave an engine: it was lost, it drains, it hangs, or it took none of them.
+Cause = Literal["lost", "drained", "stalled", "refused"]
 
 
 class Listener(Protocol):
@@ -57,7 +59,7 @@ class Owner(Protocol):
 
     listener: Listener
 
-    def move(self, placement: Placement, error: TriptychError, tried: set[str]) -> bool:
+    def move(self, placement: Placement, error: TriptychError, tried: set[str], cause: Cause) -> bool:
         """Place the live sequences of a placement at another engine. Returns False if there is none, and none is expected."""
         ...
 
@@ -173,13 +175,14 @@ class Placement:
         if output.finish_reason == common_pb2.FINISH_REASON_ERROR:
             error = from_request_error(output.error)
             self._report(error)
-            if not isinstance(error, RETRYABLE) or not self._move(error, self._tried_now(), aborts=len(self._live) > 1):
+            aborts = len(self._live) > 1
+            if not isinstance(error, RETRYABLE) or not self._move(error, self._tried_now(), "refused", aborts=aborts):
                 self._end(position)
                 self._listener.on_error(self._sequences[position].index, error)
             return
         if output.finish_reason == common_pb2.FINISH_REASON_ABORT and position not in self._aborted and self._is_going_away:
             error = ServiceUnavailableError("the engine has stopped; try again", retry_after_s=1.0)
-            if self._move(error, self._tried_now(), aborts=len(self._live) > 1):
+            if self._move(error, self._tried_now(), "drained", aborts=len(self._live) > 1):
                 return
         if not self._has_output:
             self._has_output, self._output_s = True, time.monotonic()
@@ -196,7 +199,7 @@ class Placement:
         if self._connection is not None:
             self._connection.breaker.ended(self._generation)
             self._count_loss()
-            if not self._move(error, self._tried_now()):
+            if not self._move(error, self._tried_now(), "lost"):
                 self.fail(error)
 
     def fail(self, error: TriptychError) -> None:
@@ -224,7 +227,9 @@ class Placement:
             return
         if has_failed:
             self._count_loss()
-        self._move(error, tried if has_failed else tried - {engine.instance_id})
+            self._move(error, tried, "stalled")
+        else:
+            self._move(error, tried - {engine.instance_id}, "drained")
 
     def _count_loss(self) -> None:
         for sequence in self.live_sequences:
@@ -240,14 +245,14 @@ class Placement:
             return self.tried
         return self.tried & {engine.instance_id}
 
-    def _move(self, error: TriptychError, tried: set[str], *, aborts: bool = True) -> bool:
+    def _move(self, error: TriptychError, tried: set[str], cause: Cause, *, aborts: bool = True) -> bool:
         """Let the owner place the live sequences elsewhere.
 
         Args:
             aborts: the engine may still work on one of them.
         """
         engine = self._connection
-        if engine is None or not self._live or not self._owner.move(self, error, tried):
+        if engine is None or not self._live or not self._owner.move(self, error, tried, cause):
             return False
         self._leave(engine, aborts=aborts)
         self._live.clear()

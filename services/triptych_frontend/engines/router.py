@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from triptych.v1 import engine_pb2
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.router import Router
 
 from triptych_frontend.engines.call import EngineCall
 from triptych_frontend.engines.connection import EngineConnection
-from triptych_frontend.engines.placement import Listener
+from triptych_frontend.engines.placement import Cause, Listener
 from triptych_frontend.engines.policy import Routing, demand_of
 
 
@@ -22,6 +24,8 @@ class EngineRouter(Router[EngineConnection]):
     def __init__(self, pool: Pool[EngineConnection], routing: Routing = "prefix") -> None:
         super().__init__(pool)
         self._routing: Routing = routing
+        #: Sequences that went on at another engine since the start, by cause.
+        self.num_moved: Counter[Cause] = Counter()
 
     def start(self, request: engine_pb2.EngineRequest, listener: Listener, first_index: int = 0) -> EngineCall:
         """Hand a request to an engine. If the last one went away a moment ago, the request waits for another one.
@@ -34,7 +38,7 @@ class EngineRouter(Router[EngineConnection]):
             InvalidRequestError: the request is too large for one message.
             InternalError: a live request has the same request id.
         """
-        return EngineCall(self, request, listener, self._routing, first_index)
+        return EngineCall(self, request, listener, self._routing, self.num_moved, first_index)
 
     async def embed(self, request: engine_pb2.EngineServiceEmbedRequest, request_id: str) -> engine_pb2.EngineServiceEmbedResponse:
         """Vectors of prompts, from the engine that `choose` gives the first one, or from another engine if that does not take them.

@@ -77,6 +77,21 @@ async def calls_with_bad_ends() -> Run:
         return Run([before, await seen(bench)])
 
 
+async def a_chat_whose_engine_is_lost() -> Run:
+    async with frontend_bench(says(WORDS), metrics_port=0) as bench:
+        before = await seen(bench)
+        await bench.engine.pause(after_steps=1)
+        call = asyncio.create_task(collect(bench.chat(chat_request())))
+        await bench.engine.until(lambda: bool(bench.engine.live))
+        await bench.engine.go_down()
+        await bench.engine.until(lambda: not bench.engine.live)
+        bench.engine.instance.id = "restarted"
+        await bench.engine.come_back()
+        await bench.engine.resume()
+        await call
+        return Run([before, await seen(bench)])
+
+
 async def vectors() -> Run:
     with tempfile.TemporaryDirectory() as folder:
         model = an_embedder(Path(folder), "bert")
@@ -161,6 +176,7 @@ CASES = [
     *several(calls_with_bad_ends, {f"{PREFIX}_call_seconds": 2}, task="chat"),
     *several(calls_with_bad_ends, {f"{PREFIX}_grpc_calls": 1}, method="Complete", code="INVALID_ARGUMENT"),
     *several(calls_with_bad_ends, {f"{PREFIX}_grpc_calls": 1}, method="ChatStream", code="CANCELLED"),
+    *several(a_chat_whose_engine_is_lost, {f"{PREFIX}_moved_sequences": 1}, cause="lost"),
     *several(vectors, {f"{PREFIX}_calls": 1}, task="embed", outcome="ok"),
     *several(
         vectors, {f"{PREFIX}_call_seconds": 1, f"{PREFIX}_preprocess_seconds": 1, f"{PREFIX}_prompt_tokens": "prompt"}, task="embed"
