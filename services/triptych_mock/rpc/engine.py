@@ -215,6 +215,13 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     async def Abort(self, request: engine_pb2.AbortRequest, context: Context) -> engine_pb2.AbortResponse:
         return engine_pb2.AbortResponse(aborted_request_ids=[name for name in request.request_ids if self._abort(name)])
 
+    async def WatchBlocks(
+        self, request: engine_pb2.WatchBlocksRequest, context: Context
+    ) -> AsyncIterator[engine_pb2.WatchBlocksResponse]:
+        """It caches nothing."""
+        yield engine_pb2.WatchBlocksResponse(sequence=1, is_whole=True)
+        await asyncio.Event().wait()
+
     async def WatchLoad(
         self, request: engine_pb2.WatchLoadRequest, context: Context
     ) -> AsyncIterator[engine_pb2.WatchLoadResponse]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from grpc.aio import AioRpcError
-from support.builders.frontend import Bench, chat_request, frontend_bench, hello, ids, joined
+from support.builders.frontend import Bench, chat_request, frontend_bench, hello, joined
 from support.builders.tokenizer import small_model_dir
 from support.fakes.engine import FakeEngine
 from support.grpc_server import serving
@@ -28,13 +28,19 @@ async def collect(call) -> list:
 
 
 @asynccontextmanager
-async def two_engines() -> AsyncIterator[tuple[Bench, FakeEngine, FakeEngine]]:
-    """A frontend in front of two engines that it has both found."""
+async def two_engines(*, continuation: bool = True) -> AsyncIterator[tuple[Bench, FakeEngine, FakeEngine]]:
+    """A frontend in front of two engines that it has both found.
+
+    Args:
+        continuation: they can go on with a sequence of another engine.
+    """
     path = small_model_dir()
     other = FakeEngine(model_info(path, path.name), hello())
     async with AsyncExitStack() as stack:
         first_address = await stack.enter_async_context(serving(other.register))
         engine = FakeEngine(model_info(path, path.name), hello())
+        for one in (other, engine):
+            one.model.capabilities.continuation = continuation
         second_address = await stack.enter_async_context(serving(engine.register))
         bench = await stack.enter_async_context(frontend_bench(engine_addresses=(first_address, second_address)))
         await until(lambda: len(bench.frontend._engines.ready) == 2)
@@ -65,16 +71,30 @@ async def test_a_request_that_nobody_began_goes_to_the_other_engine() -> None:
         assert [joined(answer) for answer in await asyncio.gather(*calls)] == ["Hello there"] * 6
 
 
-async def test_a_request_that_has_begun_ends_with_an_error_and_the_next_one_is_served() -> None:
+async def test_a_request_that_has_begun_goes_on_at_the_other_engine() -> None:
     async with two_engines() as (bench, first, second):
-        first.script = second.script = lambda request: [engine_pb2.SequenceOutput(token_ids=ids("Hello"))]
+        await first.pause(after_steps=1)
+        await second.pause(after_steps=1)
+        call = aiter(bench.chat(chat_request()))
+        begun = [await anext(call)]
+        lost, left = (first, second) if first.requests else (second, first)
+        await lost.go_down()
+        await left.resume()
+        assert joined(begun + [response async for response in call]) == "Hello there"
+        assert left.requests[0].num_output_tokens == 1
+
+
+async def test_a_request_that_has_begun_ends_with_an_error_where_no_engine_can_go_on_with_it() -> None:
+    async with two_engines(continuation=False) as (bench, first, second):
+        await first.pause(after_steps=1)
+        await second.pause(after_steps=1)
         call = bench.chat(chat_request())
         await anext(aiter(call))
         lost, left = (first, second) if first.requests else (second, first)
         await lost.go_down()
         with pytest.raises(AioRpcError, match="went away"):
             await collect(call)
-        left.script = hello()
+        await left.resume()
         assert joined(await collect(bench.chat(chat_request()))) == "Hello there"
 
 

@@ -58,6 +58,7 @@ ENDLESS = frozenset(
     {
         "grpc.health.v1.Health/Watch",
         "triptych.v1.EngineService/WatchLoad",
+        "triptych.v1.EngineService/WatchBlocks",
         "triptych.v1.EncoderService/WatchEvictions",
         "triptych.v1.EncoderService/Fetch",  # waits as long as the request says
     }

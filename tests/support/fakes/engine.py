@@ -256,6 +256,13 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             answer.usage.prompt_tokens += len(ids)
         return answer
 
+    async def WatchBlocks(
+        self, request: engine_pb2.WatchBlocksRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[engine_pb2.WatchBlocksResponse]:
+        """It caches nothing."""
+        yield engine_pb2.WatchBlocksResponse(sequence=1, is_whole=True)
+        await asyncio.Event().wait()
+
     def _live_of(self, session: object) -> dict[tuple[str, int], FakeSequence]:
         return {key: sequence for key, sequence in self.live.items() if sequence.session is session}
 
