@@ -11,6 +11,8 @@ FORMS = "host:port, dns:host:port, static:host:port, file:/path or valkey://host
 _SCHEME = re.compile(r"(dns|static):(.*)|(file):(/.*)", re.DOTALL)
 #: The URL of a registry, with TLS if the scheme ends with s.
 REGISTRY_URL = re.compile(r"(?:valkey|redis)s?://\S+")
+#: The password in a URL, behind one of the two groups.
+URL_PASSWORD = re.compile(r"((?<=://)[^/@\s]*:)[^/@\s]*(?=@)|([?&]password=)[^&\s]*")
 _ADDRESS = re.compile(r"(?:\[([0-9a-zA-Z:.%]+)\]|([^\s\[\]/@\x00\ufeff]+)):([0-9]{1,5})")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import re
 import types
 import typing
 from collections.abc import Sequence
@@ -15,11 +14,9 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 from triptych_common.settings import ServiceSettings, startup_error
+from triptych_common.targets import URL_PASSWORD
 
 from triptych_cli.errors import CommandError
-
-#: In a URL.
-_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@|[?&]password=")
 
 #: In start order: each service needs some of the earlier ones.
 SERVICES = ("encoder", "engine", "frontend", "gateway")
@@ -127,7 +124,7 @@ def secrets_apart(service: str, args: Sequence[str]) -> tuple[list[str], dict[st
         arg = queue.pop(0)
         flag, equals, value = arg.partition("=")
         value = value if equals or not queue else queue[0]
-        name = secret.get(flag) or (named.get(flag) if _PASSWORD.search(value) else None)
+        name = secret.get(flag) or (named.get(flag) if URL_PASSWORD.search(value) else None)
         if name is not None:
             environment[name] = value
             queue = queue if equals else queue[1:]

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 READ_S = 0.5
 #: Ignored entries that are remembered, so that each is logged once.
 _MAX_TOLD = 1000
-#: Entries that were ignored, by reason, since the process started.
+#: Entries that were ignored, by role, since the process started.
 ignored_entries: Counter[str] = Counter()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import socket
 from typing import Any
@@ -11,9 +10,9 @@ from triptych.v1 import common_pb2
 
 from triptych_common import __version__
 from triptych_common.settings import GrpcServiceSettings
+from triptych_common.targets import URL_PASSWORD
 
 _WILDCARDS = ("0.0.0.0", "::", "[::]", "*")  # noqa: S104 - only compared with, no socket listens on them
-_URL_PASSWORD = re.compile(r"((?<=://)[^/@\s]*:)[^/@\s]*(?=@)|([?&]password=)[^&\s]*")
 
 
 class Identity:
@@ -55,4 +54,4 @@ def without_secrets(settings: dict[str, Any]) -> dict[str, Any]:
 def _masked(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(map(_masked, value))
-    return _URL_PASSWORD.sub(r"\1\2***", value) if isinstance(value, str) else value
+    return URL_PASSWORD.sub(r"\1\2***", value) if isinstance(value, str) else value

@@ -44,7 +44,7 @@ class BlockIndex:
     def expect(self, blocks: Sequence[int]) -> None:
         """A prompt with these blocks was sent to the engine."""
         now_s = self._clock()
-        while self._expected and (first := next(iter(self._expected))) and self._expected[first] < now_s:
+        while self._expected and self._expected[first := next(iter(self._expected))] < now_s:
             del self._expected[first]
         for block in blocks:
             if block not in self.held:
