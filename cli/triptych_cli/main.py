@@ -44,8 +44,6 @@ app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, rich_m
 app.add_typer(keys_app, name="keys")
 _LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 _LogFormat = Literal["text", "json"]
-_Quantization = Literal["none", "int8"]
-_Task = Literal["auto", "generate", "embed"]
 _Model = Annotated[str, typer.Argument(help="A directory, a built-in name or a hub id (org/name).")]
 
 
@@ -65,7 +63,12 @@ def triptych(
 @app.command(cls=_ServeCommand, epilog=help_text())
 def serve(
     ctx: typer.Context,
-    model: _Model = DEFAULT_MODEL,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=]MODEL", help=f"A directory, a built-in name or a hub id (org/name).  [default: {DEFAULT_MODEL}]"
+        ),
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address of the gateway.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the gateway.  [default: 8000]")] = None,
     grpc_port: Annotated[int | None, typer.Option(min=0, max=65535, help="gRPC port of the gateway.  [default: 50051]")] = None,
@@ -74,16 +77,23 @@ def serve(
         int | None, typer.Option(min=0, max=65535, help="gRPC port, where the model takes more than text.  [default: 50052]")
     ] = None,
     engine_port: Annotated[int | None, typer.Option(min=0, max=65535, help="gRPC port.  [default: 50053]")] = None,
-    engines: Annotated[int, typer.Option(min=1, max=16, help="Engines to start; each has the whole model.")] = 1,
-    encoders: Annotated[int, typer.Option(min=1, max=16, help="Encoders to start, where the model takes more than text.")] = 1,
-    frontends: Annotated[int, typer.Option(min=1, max=16, help="Frontends to start.")] = 1,
-    served_model_name: Annotated[str | None, typer.Option(help="Name that clients use.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest sequence, in tokens.")] = None,
+    engines: Annotated[
+        list[str] | None, typer.Option(help="Engines of each model, or NAME=NUMBER; each has the whole model.  [default: 1]")
+    ] = None,
+    encoders: Annotated[int, typer.Option(min=1, max=16, help="Encoders of each model that takes more than text.")] = 1,
+    frontends: Annotated[int, typer.Option(min=1, max=16, help="Frontends of each model.")] = 1,
+    served_model_name: Annotated[str | None, typer.Option(help="Name that clients use, of a single model.")] = None,
+    max_model_len: Annotated[list[str] | None, typer.Option(help="Longest sequence, in tokens, or NAME=TOKENS.")] = None,
     quantization: Annotated[
-        _Quantization | None, typer.Option(help="int8: faster on CPUs, a little less exact.  [default: none]")
+        list[str] | None, typer.Option(help="int8: faster on CPUs, a little less exact; or NAME=int8.  [default: none]")
     ] = None,
     task: Annotated[
-        _Task | None, typer.Option(help="embed: vectors, also of a model that generates.  [default: auto, by the model's files]")
+        list[str] | None,
+        typer.Option(help="embed: vectors, also of a model that generates; or NAME=embed.  [default: auto, by the model's files]"),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Memory for all models together, as 16G. Models that do not fit take turns.  [default: what is free]"),
     ] = None,
     log_level: Annotated[_LogLevel | None, typer.Option(help="Least severe level to log.  [default: INFO]")] = None,
     log_format: Annotated[_LogFormat | None, typer.Option(help="text for people, json for collectors.  [default: text]")] = None,
@@ -103,29 +113,26 @@ def serve(
     ] = None,
     parent_pid: Annotated[int | None, typer.Option(min=1, help="Stop when the parent process, which has this id, ends.")] = None,
 ) -> None:
-    """Start all services on this machine and keep them running.
+    """Start all services of one or more models on this machine and keep them running.
 
+    With several models, as in `triptych serve smollm2-135m-instruct embed=all-minilm-l6-v2`, requests name the one they mean.
     Any setting of one service can be given with its name: --engine.max-num-seqs 64, --gateway.no-access-log. `triptych engine
     --help` lists the engine's, and so on. A port of 0 takes a free one.
     """
     from triptych_cli.serve import serve as run
-    from triptych_cli.stack.plan import ServeOptions
+    from triptych_cli.stack.options import ServeOptions, options_of_models
 
-    options = ServeOptions(
-        model=model,
+    common = ServeOptions(
+        model="",
         host=host,
         port=port,
         grpc_port=grpc_port,
         frontend_port=frontend_port,
         encoder_port=encoder_port,
         engine_port=engine_port,
-        engines=engines,
         encoders=encoders,
         frontends=frontends,
         served_model_name=served_model_name,
-        max_model_len=max_model_len,
-        quantization=quantization,
-        task=task,
         log_level=log_level,
         log_format=log_format,
         certs=certs,
@@ -133,7 +140,8 @@ def serve(
         ready_fd=ready_fd,
         parent_pid=parent_pid,
     )
-    run(options, ctx.obj)
+    by_model = {"engines": engines, "max_model_len": max_model_len, "quantization": quantization, "task": task}
+    run(options_of_models(models or [DEFAULT_MODEL], common, by_model), ctx.obj, memory)
 
 
 #: All arguments after the command belong to the service, including --help.

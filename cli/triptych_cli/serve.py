@@ -1,83 +1,103 @@
-"""`triptych serve`: fetches the model, checks the ports, then runs all services until told to stop."""
+"""`triptych serve`: fetches the models, checks the ports, then runs all services until told to stop."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from triptych.errors import StartupError
-from triptych_common.model.pooling import pooling_model
-from triptych_common.model.store import served_name
+from triptych_common.settings import parse_bytes
 
 from triptych_cli.errors import CommandError
-from triptych_cli.models.fetch import fetch
+from triptych_cli.manager.prepared import Prepared, fetched
+from triptych_cli.manager.running import Running
 from triptych_cli.stack.launcher import check_ready_fd, stop_with_parent, write_addresses
-from triptych_cli.stack.plan import ServeOptions, Service, needs_encoder, plan, port_claims, spec
+from triptych_cli.stack.options import ServeOptions
+from triptych_cli.stack.plan import plan_gateway, plan_model
 from triptych_cli.stack.ports import check_ports
+from triptych_cli.stack.service import Service, port_claims, spec
 from triptych_cli.stack.service_flags import ServiceArgs, has_flag
-from triptych_cli.stack.supervisor import ServiceFailedError, supervise
+from triptych_cli.stack.supervise import supervise
+from triptych_cli.stack.supervisor import ServiceFailedError
 from triptych_cli.terminal import TerminalReporter
 
 
-def serve(options: ServeOptions, service_args: ServiceArgs) -> None:
-    """Run all services on this machine. Raises CommandError when they cannot start or cannot be kept running."""
+def serve(models: Sequence[ServeOptions], service_args: ServiceArgs, memory: str | None = None) -> None:
+    """Run all services on this machine.
+
+    Args:
+        models: the options of each model. What concerns the gateway is the same in all of them.
+        memory: of all models together, as 16G; None is what is free.
+
+    Raises:
+        CommandError: they cannot start, or cannot be kept running.
+    """
+    options = models[0]
     if options.parent_pid is not None:
         stop_with_parent(options.parent_pid)
     if options.ready_fd is not None:
         check_ready_fd(options.ready_fd)
-    services = plan(options, service_args, with_encoder=False)
-    check_ports(port_claims(services))
+    budget = _bytes(memory)
+    # Before models are fetched, which may take long.
+    services = [service for one in models for service in plan_model(one, service_args, with_encoder=False)]
+    check_ports(port_claims([*services, plan_gateway(options, service_args, services)]))
     console = Console(stderr=True, highlight=False)
     if has_flag(service_args.get("gateway", ()), "--api-key"):
         console.print(
             "every user of this machine can see a key on a command line; set TRIPTYCH_GATEWAY_API_KEY instead", soft_wrap=True
         )
-    path, _ = fetch(options.model, console)
-    try:
-        pooling = pooling_model(path, options.task or "auto")
-    except StartupError as error:
-        raise CommandError(str(error)) from error
-    # Bidirectional models read text alone.
-    if not (pooling and pooling.is_bidirectional) and needs_encoder(path, options, service_args):
-        services = plan(options, service_args, with_encoder=True)
-        check_ports(port_claims(services))
+    checkpoints = [fetched(one, service_args, console) for one in models]
+    with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
+        _run(Running(checkpoints, service_args, budget, Path(folder), console), options, console)
+
+
+def _run(running: Running, options: ServeOptions, console: Console) -> None:
+    services = [*running.services, running.gateway]
+    check_ports(port_claims(services))
     # JSON lines name their service, and with a prefix they would not be JSON.
     prefix_lines = options.log_format != "json"
     reporter = TerminalReporter(
         console,
         [service.name for service in services],
         prefix_lines,
-        lambda elapsed_s: announce(services, elapsed_s, options.ready_fd, generates=pooling is None),
+        lambda elapsed_s: announce(running.models, running.gateway, elapsed_s, options.ready_fd),
     )
     try:
         with reporter:
-            supervise([spec(service) for service in services], reporter)
+            supervise([spec(running.gateway)], reporter, lambda supervisor: running.main(supervisor, reporter.all_ready))
     except ServiceFailedError as error:
         reporter.failed(f"{error}; its last lines:")
         reporter.show_last_lines(error.last_lines)
         raise CommandError(str(error)) from error
 
 
-def announce(services: list[Service], elapsed_s: float, ready_fd: int | None = None, *, generates: bool) -> None:
+def _bytes(memory: str | None) -> int | None:
+    size = None if memory is None else parse_bytes(memory)
+    if size is not None and not isinstance(size, int):
+        raise CommandError(f"--memory: {memory!r} is not a size, such as 16G", exit_code=2)
+    return size
+
+
+def announce(models: Sequence[Prepared], gateway: Service, elapsed_s: float, ready_fd: int | None = None) -> None:
     """Print the addresses, and a command to paste. Write them to `ready_fd` as well."""
-    frontend, gateway = (next(service for service in services if service.kind == kind) for kind in ("frontend", "gateway"))
-    # These fields belong to the settings classes of frontend and gateway, not to their base class.
-    model = getattr(frontend.settings, "served_model_name", None) or served_name(getattr(frontend.settings, "model", ""))
+    names = [model.name for model in models]
+    first = next((model for model in models if model.generates), models[0])
     print(file=sys.stdout)
-    print(f"Triptych serves {model} at {gateway.url} (ready after {elapsed_s:.1f} s)")
-    if generates and getattr(gateway.settings, "playground", False):
+    print(f"Triptych serves {', '.join(names)} at {gateway.url} (ready after {elapsed_s:.1f} s)")
+    if first.generates and getattr(gateway.settings, "playground", False):
         print(f"  open {gateway.url} in a browser to chat")
     print(f"  documentation {gateway.url}/docs · gRPC {gateway.grpc_address} · Ctrl-C stops it")
     has_key = bool(getattr(gateway.settings, "has_keys", False))
     https_dir = getattr(gateway.settings, "https_dir", None)
     # `triptych certs` writes the authority beside the certificate.
     authority = https_dir / "ca.crt" if https_dir is not None and (https_dir / "ca.crt").is_file() else None
-    print(f"  {curl_line(gateway.url, model, has_key, authority, generates=generates)}", flush=True)
+    print(f"  {curl_line(gateway.url, first.name, has_key, authority, generates=first.generates)}", flush=True)
     if ready_fd is not None:
-        write_addresses(ready_fd, model, services)
+        write_addresses(ready_fd, names, [*(service for model in models for service in model.services), gateway])
 
 
 def curl_line(url: str, model: str, has_key: bool = False, authority: Path | None = None, *, generates: bool = True) -> str:

@@ -28,10 +28,10 @@ class TerminalReporter:
         self._prefix_lines = prefix_lines
         self._on_all_ready = on_all_ready
         self._waiting = list(services)
-        width = max(map(len, services))
-        self._prefixes = {
-            name: Text(f"{name:<{width}} │ ", style=_COLOURS[number % len(_COLOURS)]) for number, name in enumerate(services)
-        }
+        self._width = max(map(len, services))
+        self._prefixes: dict[str, Text] = {}
+        for name in services:
+            self._prefix(name)
         self._status = console.status("") if console.is_terminal else None
 
     def __enter__(self) -> TerminalReporter:
@@ -47,7 +47,7 @@ class TerminalReporter:
     def line(self, service: str, text: str) -> None:
         # A service may colour its own lines.
         body = Text.from_ansi(text)
-        self._console.print(self._prefixes[service] + body if self._prefix_lines else body, soft_wrap=True)
+        self._console.print(self._prefix(service) + body if self._prefix_lines else body, soft_wrap=True)
 
     def ready(self, service: str, elapsed_s: float) -> None:
         with contextlib.suppress(ValueError):
@@ -88,6 +88,11 @@ class TerminalReporter:
     def failed(self, why: str) -> None:
         """Report why everything stops."""
         self._say(f"[bold red]{escape(why)}[/]")
+
+    def _prefix(self, service: str) -> Text:
+        """What stands before the lines of a service, which may have been added later."""
+        style = _COLOURS[len(self._prefixes) % len(_COLOURS)]
+        return self._prefixes.setdefault(service, Text(f"{service:<{self._width}} │ ", style=style))
 
     def _say(self, markup: str) -> None:
         self._console.print(f"[bold]triptych[/] │ {markup}", highlight=False, soft_wrap=True)

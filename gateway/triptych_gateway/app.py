@@ -25,6 +25,7 @@ from triptych_gateway.apis.chat import routes as chat
 from triptych_gateway.apis.completions import routes as completions
 from triptych_gateway.apis.messages import routes as messages
 from triptych_gateway.apis.operations import docs, health, load, playground
+from triptych_gateway.apis.operations import models as managed_models
 from triptych_gateway.apis.pooling import routes as pooling
 from triptych_gateway.apis.responses import routes as responses
 from triptych_gateway.apis.responses.service import Responses
@@ -45,6 +46,7 @@ ROUTERS = (
     health.router,
     health.metrics_router,
     load.router,
+    managed_models.router,
     docs.router,
     playground.router,
 )

@@ -53,6 +53,13 @@ class GatewaySettings(ServiceSettings):
         float,
         Field(ge=0, le=3600, description="How long a request waits for a frontend of its model, while there is none, in seconds."),
     ] = 0.0
+    model_manager: Annotated[
+        Path | None,
+        Field(
+            description="Socket of the model manager of `triptych serve`, which sets it. The gateway asks it to wake models that "
+            "sleep, and serves its administration to operators."
+        ),
+    ] = None
     https_dir: Annotated[
         Path | None,
         Field(

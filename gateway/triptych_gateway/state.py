@@ -24,6 +24,7 @@ from triptych_gateway.body_budget import MEMORY_FACTOR, BodyBudget
 from triptych_gateway.frontends.client import FrontendClient
 from triptych_gateway.frontends.connection import FrontendConnection
 from triptych_gateway.frontends.loads import EngineLoads
+from triptych_gateway.frontends.manager import ModelManager
 from triptych_gateway.frontends.models import MAX_WAITING_BYTES, ServedModels
 from triptych_gateway.frontends.router import FrontendRouter
 from triptych_gateway.generation.http import until_disconnect
@@ -48,6 +49,8 @@ class Gateway:
     router: FrontendRouter
     frontend: FrontendClient
     engine_loads: EngineLoads
+    #: Of `triptych serve`; None behind other gateways.
+    model_manager: ModelManager | None
     #: Done when requests in flight must end.
     stopping: asyncio.Future[None]
     #: The gRPC port; None where only the ASGI application is served.
@@ -78,7 +81,10 @@ class Gateway:
         addresses = resolver_of(self.settings.frontend_addresses, "frontend")
         self.pool = Pool("frontend", addresses, lambda address: FrontendConnection(address, self.tls), tls=self.tls)
         waiting = self.access.shares(MAX_WAITING_BYTES)
-        models = ServedModels(self.pool, self.settings.expected_models, self.settings.model_wait_s, waiting)
+        socket = self.settings.model_manager
+        self.model_manager = manager = ModelManager(socket) if socket is not None else None
+        wake = manager.wake if manager is not None else None
+        models = ServedModels(self.pool, self.settings.expected_models, self.settings.model_wait_s, waiting, wake)
         self.metrics.served_models, self.metrics.waiting_for_model = lambda: models.names, models.num_waiting
         self.router = FrontendRouter(self.pool, models)
         self.frontend = FrontendClient(self.pool, self.router, models)
@@ -105,6 +111,8 @@ class Gateway:
         self.stop_requests()
         await self.store.close()
         await self.router.close()
+        if self.model_manager is not None:
+            await self.model_manager.close()
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)

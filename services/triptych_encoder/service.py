@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import torch
 from prometheus_client import Metric
 from triptych.errors import ServiceUnavailableError, UnsupportedModelError
 from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.host.cores import default_encoder_threads, num_idle_cores, num_usable_cores
+from triptych_common.host.memory import return_free_memory
 from triptych_common.model import store as model_store
 from triptych_common.rpc.control import State
 from triptych_common.rpc.security.roles import Role
@@ -36,7 +41,7 @@ from triptych_encoder.pipeline import EncodingPipeline
 from triptych_encoder.rpc.servicer import EncoderServicer
 from triptych_encoder.settings import EncoderSettings
 from triptych_encoder.tower.device_loop import DeviceLoop
-from triptych_encoder.tower.loading import load_config, load_towers
+from triptych_encoder.tower.loading import LoadedTowers, load_config, load_towers
 from triptych_encoder.tower.tower import Tower
 from triptych_encoder.tower.warm_up import warm_up
 
@@ -53,6 +58,10 @@ class _Loaded:
     may_share_batch: bool
 
 
+def _tower(towers: LoadedTowers) -> Tower:
+    return Tower(towers.model, towers.device, towers.dtype, towers.embedding_dtype)
+
+
 class EncoderService:
     """One encoder process. It answers the control port at once, and serves requests once its towers are loaded."""
 
@@ -64,6 +73,8 @@ class EncoderService:
         self._device = torch.device(
             ("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device
         )
+        #: Reads them from disk, as at the start.
+        self._read_towers: Callable[[], LoadedTowers]
         self._evictions = EvictionFeed()
         tls = Tls.of(settings.tls_dir, Role.ENCODER)
         self._server = ServiceServer("encoder", settings, [_DESCRIPTOR], self._register, self, self._metrics, tls=tls)
@@ -125,17 +136,25 @@ class EncoderService:
     async def reset_cache(self) -> int:
         return self._loaded().cache.evict()
 
-    async def sleep(self, timeout_s: float) -> int:
-        cache = self._loaded().cache
+    async def sleep(self, timeout_s: float, *, unload: bool = False) -> int:
+        cache, process = self._loaded().cache, psutil.Process()
         await self.drain(timeout_s)
         self._servicer.refuse("the encoder is asleep")
         self._state = State.SERVER_STATE_SLEEPING
-        before = cache.used_bytes
+        before, resident = cache.used_bytes, process.memory_info().rss
         cache.evict()
-        return before - cache.used_bytes
+        if not unload:
+            return before - cache.used_bytes
+        await asyncio.wrap_future(self._device_loop.call(self._device_loop.detach))
+        gc.collect()
+        return_free_memory()
+        return max(0, resident - process.memory_info().rss)
 
     async def wake_up(self) -> None:
         self._loaded()
+        if not self._device_loop.has_tower:
+            towers = await asyncio.wrap_future(self._device_loop.call(self._read_towers))
+            self._device_loop.attach(_tower(towers))
         self._servicer.accept()
         self._state = State.SERVER_STATE_SERVING
         await self._server.health.set_ready(True)
@@ -193,8 +212,9 @@ class EncoderService:
         settings = self._settings
         config = load_config(path, name)
         dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
-        towers = load_towers(path, name, config, dtype=dtype, device=self._device)
-        tower = Tower(towers.model, towers.device, towers.dtype, towers.embedding_dtype)
+        self._read_towers = partial(load_towers, path, name, config, dtype=dtype, device=self._device)
+        towers = self._read_towers()
+        tower = _tower(towers)
         preprocessor = Preprocessor(path, config, dataclasses.replace(settings.media_limits, max_decode_s=settings.max_decode_s))
         modalities = tuple(modality for modality in self._load_in_pool(preprocessor) if modality in tower.modalities)
         if not modalities:

@@ -125,12 +125,16 @@ class EngineCore:
         """Begin to publish changes of the prefix cache. The result is all that it holds, and the number of the last change."""
         return self.call(self._watch_blocks)
 
-    def sleep(self) -> Future[None]:
-        """Abort live requests, drop cached prefixes and free the KV cache. Requests are refused until `wake_up`."""
-        return self.call(self._sleep)
+    def sleep(self, *, unload: bool = False) -> Future[None]:
+        """Abort live requests, drop cached prefixes and free the KV cache. Requests are refused until `wake_up`.
+
+        Args:
+            unload: free the model, too.
+        """
+        return self.call(lambda: self._sleep(unload))
 
     def wake_up(self) -> Future[None]:
-        """Allocate the KV cache again and accept requests."""
+        """Make what was freed usable again, and accept requests. The future has an error if that fails; the engine sleeps on."""
         return self.call(self._wake_up)
 
     def stop(self, timeout_s: float = 30.0) -> None:
@@ -278,20 +282,21 @@ class EngineCore:
             self._publish(outputs)
         return [output.request_id for output in outputs]
 
-    def _sleep(self) -> None:
-        if self._asleep:
-            return
-        self._asleep = True
-        self._abort(self._scheduler.live_request_ids)
-        self._complete_all()
-        self.step()  # computes nothing, but tells the executor to drop the sequences
-        self._complete_all()
-        self._scheduler.reset_caches()
-        self._executor.free_cache()
+    def _sleep(self, unload: bool) -> None:
+        if not self._asleep:
+            self._asleep = True
+            self._abort(self._scheduler.live_request_ids)
+            self._complete_all()
+            self.step()  # computes nothing, but tells the executor to drop the sequences
+            self._complete_all()
+            self._scheduler.reset_caches()
+            self._executor.free_cache()
+        if unload:
+            self._executor.unload()
 
     def _wake_up(self) -> None:
         if self._asleep:
-            self._executor.allocate_cache()
+            self._executor.restore()
             self._asleep = False
 
     def _stop(self) -> None:

@@ -103,14 +103,14 @@ class EngineService:
     async def reset_cache(self) -> int:
         return await asyncio.wrap_future(self._loaded().reset_prefix_cache())
 
-    async def sleep(self, timeout_s: float) -> int:
+    async def sleep(self, timeout_s: float, *, unload: bool = False) -> int:
         core, process = self._loaded(), psutil.Process()
         before = process.memory_info().rss
         await self.drain(timeout_s)
         self._servicer.refuse("the engine is asleep")
         self._state = State.SERVER_STATE_SLEEPING
         # Also if the call is cancelled: the state already says that the engine sleeps.
-        await asyncio.shield(asyncio.wrap_future(core.sleep()))
+        await asyncio.shield(asyncio.wrap_future(core.sleep(unload=unload)))
         return max(0, before - process.memory_info().rss)
 
     async def wake_up(self) -> None:

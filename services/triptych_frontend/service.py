@@ -203,7 +203,7 @@ class Frontend:
     async def _load(self) -> generation_pb2.GetLoadResponse:
         load = await load_of(self._engines, self._encoders)
         load.instance.CopyFrom(self._identity())
-        load.num_live_requests = self.num_live_requests
+        load.num_live_requests, load.idle_s = self.num_live_requests, self._admission.idle_s
         return load
 
     # Called by the control port, see triptych_common.rpc.control.Controllable.
@@ -230,7 +230,7 @@ class Frontend:
     async def reset_cache(self) -> int:
         return self._tokenizer.token_texts.clear()
 
-    async def sleep(self, timeout_s: float) -> int:
+    async def sleep(self, timeout_s: float, *, unload: bool = False) -> int:
         raise cannot_sleep("frontend")
 
     async def wake_up(self) -> None:

@@ -138,7 +138,7 @@ class MockServer:
     async def reset_cache(self) -> int:
         return 0
 
-    async def sleep(self, timeout_s: float) -> int:
+    async def sleep(self, timeout_s: float, *, unload: bool = False) -> int:
         raise cannot_sleep("mock")
 
     async def wake_up(self) -> None:

@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
-from triptych_cli.stack.supervisor import ServiceFailedError, supervise
+from triptych_cli.stack.supervise import supervise
+from triptych_cli.stack.supervisor import ServiceFailedError
 from triptych_cli.terminal import TerminalReporter
 
 from support.children import spec

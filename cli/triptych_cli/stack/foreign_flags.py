@@ -69,7 +69,7 @@ _NO_GGUF = "GGUF files are not served; give a directory or a hub id with safeten
 
 FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     # vLLM: model
-    "--model": _to("model"),
+    "--model": _to("models"),
     "--dtype": _to("engine.dtype", "encoder.dtype", values=_DTYPES),
     "--max-model-len": _MAX_MODEL_LEN,
     "--quantization": _to(
@@ -163,7 +163,7 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--middleware": _no("middleware in Python is not supported"),
     "--otlp-traces-endpoint": _to("otlp-traces-endpoint"),
     # SGLang
-    "--model-path": _to("model"),
+    "--model-path": _to("models"),
     "--context-length": _MAX_MODEL_LEN,
     "--mem-fraction-static": _MEMORY_UTILIZATION,
     "--max-running-requests": _MAX_NUM_SEQS,
@@ -177,7 +177,7 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--parallel": _MAX_NUM_SEQS,
     "--threads": _to("engine.num-threads", neutral=("-1",)),
     "--alias": _to("served-model-name"),
-    "--hf-repo": _to("model"),
+    "--hf-repo": _to("models"),
     "--hf-file": _no(_NO_GGUF),
     "--n-gpu-layers": _no("all layers are on one device: --device cuda or --device cpu"),
     "--jinja": _note("the chat template is always used", takes_value=False),
@@ -263,7 +263,7 @@ def _translated(written: str, flag: ForeignFlag, value: str, given: Sequence[str
 
 
 def _own(name: str, value: str, written: str, given: Sequence[str]) -> list[str]:
-    if name == "model":
+    if name == "models":
         return [value]
     return [f"--{name}={value}"] if written == f"--{name}" or not _is_given(name, given) else []
 

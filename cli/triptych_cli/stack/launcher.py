@@ -25,12 +25,13 @@ def check_ready_fd(descriptor: int) -> None:
         raise CommandError(f"--ready-fd {descriptor}: no such file descriptor is open", exit_code=2) from error
 
 
-def write_addresses(descriptor: int, model: str, services: Sequence[Service]) -> None:
-    """Write the model's name and all addresses as one line of JSON, and close the descriptor."""
+def write_addresses(descriptor: int, models: Sequence[str], services: Sequence[Service]) -> None:
+    """Write the models' names and all addresses as one line of JSON, and close the descriptor."""
     (gateway,) = (service for service in services if service.kind == "gateway")
     by_kind = {kind: [service.address for service in services if service.kind == kind] for kind in SERVICES}
     line = {
-        "model": model,
+        "model": models[0],
+        "models": models,
         "gateway": gateway.url,
         "grpc": gateway.grpc_address,
         "frontends": by_kind["frontend"],

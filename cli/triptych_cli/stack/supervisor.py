@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from triptych_cli.stack.process import ChildProcess, describe_exit
 
@@ -23,8 +22,6 @@ RESTART_PAUSE_S, MAX_RESTART_PAUSE_S = 2.0, 15.0
 STOP_GRACE_S = 15.0
 #: Pause between two readiness probes, in seconds.
 PROBE_INTERVAL_S = 0.1
-#: `timeout` and some terminals send a signal twice. A signal within this time after the first is ignored, in seconds.
-_SAME_SIGNAL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -83,8 +80,12 @@ class ServiceFailedError(Exception):
 class _Service:
     spec: ServiceSpec
     child: ChildProcess | None = None
+    #: Keeps it running.
+    task: asyncio.Task[None] | None = None
     has_been_ready: asyncio.Event = field(default_factory=asyncio.Event)
     is_left_out: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Of one that was left out.
+    last_lines: list[str] = field(default_factory=list)
     #: Monotonic times of the service's deaths within the window.
     deaths: deque[float] = field(default_factory=deque)
 
@@ -101,6 +102,8 @@ class Supervisor:
         self._reporter = reporter
         self._stop = asyncio.Event()
         self._kill = asyncio.Event()
+        #: Has the error of a service that ends everything.
+        self._failure: asyncio.Future[None]
 
     def stop(self) -> None:
         """Make `run` stop all services and return."""
@@ -111,27 +114,73 @@ class Supervisor:
         self._stop.set()
         self._kill.set()
 
-    async def run(self) -> None:
+    async def run(self, main: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         """Start all services, keep them running, and stop them at the end.
+
+        Args:
+            main: runs beside the services, and may add and remove some. Its error ends everything.
 
         Raises:
             ServiceFailedError: an essential service ended before it was ready for the first time, or died too often.
         """
         start_s = time.monotonic()
+        self._failure = asyncio.get_running_loop().create_future()
         stopped = asyncio.create_task(self._stop.wait())
-        tasks: list[asyncio.Task] = []
+        beside = []
         try:
             for service in self._services:
                 await self._start(service)
-            tasks += [asyncio.create_task(self._keep_running(service)) for service in self._services]
-            tasks.append(asyncio.create_task(self._report_all_ready(start_s)))
-            await _first_error_or(stopped, tasks)
+            for service in self._services:
+                self._keep(service)
+            beside = [asyncio.create_task(main() if main is not None else self._report_all_ready(start_s))]
+            beside[0].add_done_callback(self._note_failure)
+            ends: list[asyncio.Future[Any]] = [stopped, self._failure]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not stopped.done():
+                self._failure.result()
         finally:
-            for task in (stopped, *tasks):
+            tasks = [stopped, *beside, *(service.task for service in self._services if service.task is not None)]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(stopped, *tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             for service in reversed(self._services):
                 await self._end(service)
+
+    async def add(self, specs: Sequence[ServiceSpec]) -> None:
+        """Start further services, and keep them running. They are stopped after those that were there from the start."""
+        services = [_Service(spec) for spec in specs]
+        self._services[:0] = services
+        for service in services:
+            await self._start(service)
+            self._keep(service)
+
+    async def until_ready(self, names: Collection[str]) -> None:
+        """Wait until these services were ready once.
+
+        Raises:
+            ServiceFailedError: one that is not essential ended before.
+        """
+        for service in [service for service in self._services if service.spec.name in names]:
+            await _until_either(service.has_been_ready, service.is_left_out)
+            if service.is_left_out.is_set():
+                raise ServiceFailedError(f"{service.spec.name} ended before it was ready", service.last_lines)
+
+    async def remove(self, names: Collection[str]) -> None:
+        """Stop services, in reverse order."""
+        for service in [service for service in reversed(self._services) if service.spec.name in names]:
+            self._services.remove(service)
+            if service.task is not None:
+                service.task.cancel()
+                await asyncio.gather(service.task, return_exceptions=True)
+            await self._end(service)
+
+    def _keep(self, service: _Service) -> None:
+        service.task = asyncio.create_task(self._keep_running(service))
+        service.task.add_done_callback(self._note_failure)
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self._failure.done():
+            self._failure.set_exception(error)
 
     async def _start(self, service: _Service) -> None:
         spec = service.spec
@@ -150,6 +199,7 @@ class Supervisor:
             service.child = None
             if not service.has_been_ready.is_set() and self._can_do_without(service):
                 self._reporter.left_out(service.spec.name, describe_exit(code), child.last_lines)
+                service.last_lines = list(child.last_lines)
                 service.is_left_out.set()
                 await asyncio.Event().wait()
             await asyncio.sleep(self._judge(service, describe_exit(code), child.last_lines))
@@ -191,12 +241,7 @@ class Supervisor:
 
     async def _report_all_ready(self, start_s: float) -> None:
         for service in self._services:
-            outcomes = [asyncio.create_task(event.wait()) for event in (service.has_been_ready, service.is_left_out)]
-            try:
-                await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for outcome in outcomes:
-                    outcome.cancel()
+            await _until_either(service.has_been_ready, service.is_left_out)
         self._reporter.all_ready(time.monotonic() - start_s)
 
     async def _end(self, service: _Service) -> None:
@@ -215,51 +260,17 @@ class Supervisor:
         await exited
 
 
-async def _first_error_or(stopped: asyncio.Task, tasks: Sequence[asyncio.Task]) -> None:
-    """Return when `stopped` is done. Raise the error of the first task that fails."""
-    pending = set(tasks)
-    while not stopped.done():
-        done, _ = await asyncio.wait([stopped, *pending], return_when=asyncio.FIRST_COMPLETED)
-        for task in done & pending:
-            task.result()
-        pending -= done
+async def _until_either(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
 
 
 async def _is_ready(spec: ServiceSpec) -> bool:
     with contextlib.suppress(OSError):
         return await spec.is_ready()
     return False
-
-
-def supervise(specs: Sequence[ServiceSpec], reporter: Reporter) -> None:
-    """Run services until SIGINT, SIGTERM or SIGHUP. A second signal kills them at once. Raises ServiceFailedError."""
-
-    async def run() -> None:
-        supervisor = Supervisor(specs, reporter)
-        with _signals(supervisor):
-            await supervisor.run()
-
-    asyncio.run(run())
-
-
-@contextlib.contextmanager
-def _signals(supervisor: Supervisor) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    first_s: float | None = None
-
-    def on_signal() -> None:
-        nonlocal first_s
-        if first_s is None:
-            first_s = time.monotonic()
-            supervisor.stop()
-        elif time.monotonic() - first_s > _SAME_SIGNAL_S:
-            supervisor.kill()
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    for number in numbers:
-        loop.add_signal_handler(number, on_signal)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

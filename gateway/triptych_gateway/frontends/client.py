@@ -10,7 +10,7 @@ from functools import partial
 from typing import Generic, TypeVar, cast
 
 from google.protobuf.message import Message
-from triptych.errors import TriptychError
+from triptych.errors import ServiceUnavailableError, TriptychError
 from triptych.v1 import common_pb2, detokenize_pb2, generation_pb2, preprocess_pb2
 from triptych_common.cluster.pool import Pool
 from triptych_common.rpc.channels import CALL_TIMEOUT_S, WORK_TIMEOUT_S
@@ -139,18 +139,24 @@ class FrontendClient:
         Args:
             waits: if there is no frontend of this model, wait for one.
         """
-        if waits:
-            context: common_pb2.CallContext | None = getattr(request, "context", None)
-            tenant = context.tenant if context is not None else ""
-            await self._models.until_served(model, [request], tenant=tenant, needs_engine=method.needs_engine)
-        else:
-            await self._pool.until_tried()
+        context: common_pb2.CallContext | None = getattr(request, "context", None)
+        tenant = context.tenant if context is not None else ""
 
         def call(frontend: FrontendConnection) -> Awaitable[Response]:
             metadata = _metadata(request_id)
             return frontend.answered(lambda: method.of(frontend)(request, timeout=method.timeout_s, metadata=metadata))
 
-        return await self._router.ask(demand_of(model), call, waits=waits)
+        if not waits:
+            await self._pool.until_tried()
+            return await self._router.ask(demand_of(model), call, waits=False)
+        await self._models.until_served(model, [request], tenant=tenant, needs_engine=method.needs_engine)
+        try:
+            return await self._router.ask(demand_of(model), call)
+        except ServiceUnavailableError:
+            # It may have been sent away because the model was about to sleep.
+            if not await self._models.until_served(model, [request], tenant=tenant, needs_engine=method.needs_engine):
+                raise
+        return await self._router.ask(demand_of(model), call)
 
 
 async def _outcomes(work: Iterable[Awaitable[Response]]) -> tuple[list[Response], list[TriptychError]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 
 from google.protobuf.message import Message
 from triptych.errors import InvalidRequestError, ModelNotFoundError, ServiceUnavailableError
-from triptych_common.cluster.pool import Pool
+from triptych_common.cluster.pool import GRACE_S, Pool
 from triptych_common.host.fair_share import FairShare
 
 from triptych_gateway.frontends.connection import FrontendConnection
@@ -30,16 +30,23 @@ class ServedModels:
         expected: names of models that count as known before any of their frontends was reached, e.g. as they are scaled to zero.
         wait_s: how long a request waits for a frontend of a known model, in seconds.
         waiting: shares of the bytes of requests that wait.
+        wake: returns when a model has its memory, and whether it was asleep.
     """
 
     def __init__(
-        self, pool: Pool[FrontendConnection], expected: tuple[str, ...] = (), wait_s: float = 0.0, waiting: FairShare | None = None
+        self,
+        pool: Pool[FrontendConnection],
+        expected: tuple[str, ...] = (),
+        wait_s: float = 0.0,
+        waiting: FairShare | None = None,
+        wake: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
         self._pool = pool
         self._expected = expected
         self._wait_s = wait_s
         #: Model -> requests that wait for a frontend of it.
         self.num_waiting: Counter[str] = Counter()
+        self._wake = wake
         self._waiting = waiting or FairShare(MAX_WAITING_BYTES, max_tenants=1)
 
     @property
@@ -50,27 +57,31 @@ class ServedModels:
 
     async def until_served(
         self, model: str, messages: Iterable[Message] = (), *, tenant: str = "", needs_engine: bool = True
-    ) -> None:
+    ) -> bool:
         """Wait until a frontend of this model is there, but not longer than `wait_s`. Then the caller finds none.
 
-        If one was there a moment ago, as in a rolling restart, the wait is at least the pool's time of grace.
+        If one was there a moment ago, as in a rolling restart, the wait is at least the pool's time of grace. A model that sleeps
+        is woken, which may take as long as others need to finish their work.
 
         Args:
             messages: what the request keeps in memory while it waits.
             tenant: whose request it is.
             needs_engine: a frontend without an engine is not enough.
 
+        Returns:
+            whether the model was asleep.
+
         Raises:
             ModelNotFoundError: no model has this name.
             InvalidRequestError: the name is empty, and there are several models.
-            ServiceUnavailableError: too many requests wait, or too many of this tenant.
+            ServiceUnavailableError: too many requests wait, or too many of this tenant, or the model cannot be woken.
         """
         await self.check(model)
-        if self._is_served(model, needs_engine):
-            return
+        if self.is_served(model, needs_engine):
+            return False
         wait_s = max(self._wait_s, self._pool.grace_left_s(suits=lambda one: one.serves(model)))
-        if wait_s <= 0:
-            return
+        if wait_s <= 0 and self._wake is None:
+            return False
         num_bytes = _REQUEST_BYTES + sum(message.ByteSize() for message in messages)
         if not self._waiting.take(tenant, num_bytes):
             message = "the model's frontend is away, and too many requests wait for one; try again later"
@@ -80,7 +91,11 @@ class ServedModels:
         name = model if model in names else names[0] if len(names) == 1 and not model else ""
         self.num_waiting[name] += 1
         try:
-            await self._pool.until(lambda: self._is_served(model, needs_engine), wait_s)
+            if was_asleep := self._wake is not None and bool(name) and await self._wake(name):
+                wait_s = max(wait_s, GRACE_S)
+            if wait_s > 0:
+                await self._pool.until(lambda: self.is_served(model, needs_engine), wait_s)
+            return was_asleep
         finally:
             self.num_waiting[name] -= 1
             self._waiting.give_back(tenant, num_bytes)
@@ -106,7 +121,8 @@ class ServedModels:
         told = f"no model {model[:100]!r} here" + (f"; served are: {served}" if served else "")
         return ModelNotFoundError(told, field="model", limit=served, value=model)
 
-    def _is_served(self, model: str, needs_engine: bool) -> bool:
+    def is_served(self, model: str, needs_engine: bool = True) -> bool:
+        """Whether there is a frontend of this model now, and with it an engine if one is needed."""
         return any(one.serves(model) and (one.is_ready if needs_engine else one.takes_calls) for one in self._pool.connections)
 
 

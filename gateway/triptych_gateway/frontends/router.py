@@ -65,7 +65,8 @@ class FrontendRouter(Router[FrontendConnection]):
         try:
             if isinstance(call, Calls):
                 requests = [one.request for one in call.calls]
-                await self._models.until_served(call.model, requests, tenant=call.context.tenant)
+                if await self._models.until_served(call.model, requests, tenant=call.context.tenant):
+                    call.tried.clear()  # also those that sent it away because they were about to sleep
         except TriptychError as failure:
             call.fail(failure)
             return

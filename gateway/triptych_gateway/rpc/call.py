@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import Message
 from triptych.errors import DeadlineExceededError, InvalidRequestError
+from triptych.v1 import models_pb2
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY, usable_request_id
 from triptych_common.rpc.principal import ANONYMOUS
 
@@ -26,7 +27,13 @@ from triptych_gateway.state import Gateway
 
 M = TypeVar("M", bound=Message)
 #: Methods for operators' keys. All others need any key.
-OPERATOR_METHODS = frozenset({"/triptych.v1.GenerationService/GetLoad"})
+OPERATOR_METHODS = frozenset(
+    {"/triptych.v1.GenerationService/GetLoad"}
+    | {
+        f"/{method.containing_service.full_name}/{method.name}"
+        for method in models_pb2.DESCRIPTOR.services_by_name["ModelManagerService"].methods
+    }
+)
 #: A larger request is parsed in a thread. An empty message in it takes two bytes, and microseconds of Python.
 SMALL_BYTES = 4 << 10
 #: Memory of a request while it is parsed, as a multiple of its bytes: itself, and the message with its files.

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
-from triptych.v1 import common_pb2
+from triptych.v1 import common_pb2, models_pb2_grpc
 from triptych_common import __version__
 from triptych_common.rpc.channels import SERVER_OPTIONS
 from triptych_common.rpc.control import Health
@@ -24,6 +24,7 @@ from triptych_common.rpc.server import bind
 from triptych_gateway.connections.http_protocol import HEADER_TIMEOUT_S, max_grpc_connections
 from triptych_gateway.connections.https import Https
 from triptych_gateway.rpc.interceptor import GatewayInterceptor
+from triptych_gateway.rpc.models import SERVICE, ModelManagerServicer
 from triptych_gateway.rpc.servicer import GatewayServicer
 from triptych_gateway.state import Gateway
 
@@ -59,8 +60,12 @@ class GrpcServer:
         interceptor = GatewayInterceptor(self._gateway, _request_classes())
         self._server = server = grpc.aio.server(interceptors=[interceptor], options=_options(settings.max_body_bytes))
         add_services(server, self._servicer, self._servicer)
+        models_pb2_grpc.add_ModelManagerServiceServicer_to_server(ModelManagerServicer(self._gateway), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
-        names = [*(service.full_name for service in SERVICES), health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
+        names = [
+            *(service.full_name for service in (*SERVICES, SERVICE)),
+            health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+        ]
         reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
         watched = self._https.watched if self._https is not None else None
         credentials = None if watched is None else server_credentials(lambda: watched.current.files)
@@ -98,7 +103,7 @@ class GrpcServer:
 def _request_classes() -> Mapping[str, type[Message]]:
     """Method -> the class of its requests."""
     further = (health_pb2.DESCRIPTOR.services_by_name["Health"], reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"])
-    methods = [method for service in (*SERVICES, *further) for method in service.methods]
+    methods = [method for service in (*SERVICES, SERVICE, *further) for method in service.methods]
     return {f"/{one.containing_service.full_name}/{one.name}": GetMessageClass(one.input_type) for one in methods}
 
 

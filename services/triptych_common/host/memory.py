@@ -24,6 +24,12 @@ def return_large_blocks() -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
+def return_free_memory() -> None:
+    """Return what was freed to the system now. This has an effect with glibc only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 @dataclass(frozen=True)
 class Memory:
     """Memory in bytes: what this process could have at most, and what is free of it now."""

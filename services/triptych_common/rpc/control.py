@@ -43,8 +43,12 @@ class Controllable(Protocol):
         """Clear cached results. Returns their number."""
         ...
 
-    async def sleep(self, timeout_s: float) -> int:
-        """Release cache memory. Returns the number of bytes. Raises UnimplementedError if the service has none."""
+    async def sleep(self, timeout_s: float, *, unload: bool = False) -> int:
+        """Release cache memory, and with `unload` the model's. Returns the number of bytes.
+
+        Raises:
+            UnimplementedError: the service has none.
+        """
         ...
 
     async def wake_up(self) -> None: ...
@@ -140,8 +144,11 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
 
     async def Sleep(self, request: control_pb2.SleepRequest, context: grpc.aio.ServicerContext) -> control_pb2.SleepResponse:
         timeout_s = _timeout(request.timeout_s if request.HasField("timeout_s") else 30.0)
+        level = request.level if request.HasField("level") else 1
+        if level not in (1, 2):
+            raise InvalidRequestError(f"level must be 1 or 2; given: {level}", field="level", limit=2, value=level)
         async with self._changing_state:
-            return control_pb2.SleepResponse(freed_bytes=await self._service.sleep(timeout_s))
+            return control_pb2.SleepResponse(freed_bytes=await self._service.sleep(timeout_s, unload=level == 2))
 
     async def WakeUp(self, request: control_pb2.WakeUpRequest, context: grpc.aio.ServicerContext) -> control_pb2.WakeUpResponse:
         # A client that leaves must not leave a service that is half awake.

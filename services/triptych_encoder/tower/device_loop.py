@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from triptych.errors import InternalError
+from triptych.errors import InternalError, ServiceUnavailableError
 from triptych_common.telemetry.histogram import SIZES, TOKENS, Histogram
 
 from triptych_encoder.cache.item import EncodedItem, PreprocessedItem, encoded
@@ -42,6 +42,10 @@ class _Job:
     signature: tuple[object, ...]
     future: Future[Encoding] = field(default_factory=Future)
     submitted_s: float = field(default_factory=time.perf_counter)
+
+
+def _asleep() -> ServiceUnavailableError:
+    return ServiceUnavailableError("the encoder's towers are not loaded", retry_after_s=5.0)
 
 
 class DeviceLoop:
@@ -75,7 +79,7 @@ class DeviceLoop:
         self._thread.start()
 
     def attach(self, tower: ItemEncoder, *, alone: bool = False) -> None:
-        """Use these towers. Must be called before the first `submit`.
+        """Use these towers. Must be called before the first `submit`, and after `detach`.
 
         Args:
             alone: encode each item in a separate batch.
@@ -83,6 +87,15 @@ class DeviceLoop:
         self._tower = tower
         if alone:
             self._budget = 0
+
+    def detach(self) -> None:
+        """Forget the towers. Called in the device thread."""
+        self._tower = None
+
+    @property
+    def has_tower(self) -> bool:
+        """Whether towers are attached."""
+        return self._tower is not None
 
     def call(self, work: Callable[[], Any]) -> Future[Any]:
         """Run a function in the device thread, after all work that was submitted before."""
@@ -101,7 +114,7 @@ class DeviceLoop:
     def submit(self, item: PreprocessedItem) -> Future[Encoding]:
         """Encode an item."""
         if self._tower is None:
-            raise RuntimeError("no towers are attached yet")
+            raise _asleep()
         job = _Job(item, self._tower.signature(item))
         self._enqueue(job)
         return job.future
@@ -155,7 +168,11 @@ class DeviceLoop:
         return batch
 
     def _encode(self, batch: list[_Job]) -> None:
-        if not batch or self._tower is None:
+        if self._tower is None:
+            for job in batch:
+                job.future.set_exception(_asleep())
+            return
+        if not batch:
             return
         start_s = time.perf_counter()
         self._prepare_batch()

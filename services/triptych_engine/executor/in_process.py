@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 from concurrent.futures import Future
 from typing import Any
 
+import torch
+from triptych.errors import ServiceUnavailableError
 from triptych_common.constraints.spec import ConstraintSpec
+from triptych_common.host.memory import return_free_memory
 from triptych_common.model.pooling import PoolingModel
 
 from triptych_engine.executor.protocol import ExecutorInfo
@@ -33,9 +38,9 @@ class InProcessExecutor:
 
     @property
     def runner(self) -> ModelRunner | EncoderRunner:
-        """The loaded runner. Raises RuntimeError before `load`."""
+        """The loaded runner. Raises ServiceUnavailableError before `load`, and after `unload`."""
         if self._runner is None:
-            raise RuntimeError("the executor has not loaded its model")
+            raise ServiceUnavailableError("the engine's model is not loaded", retry_after_s=5.0)
         return self._runner
 
     def load(self) -> ExecutorInfo:
@@ -89,8 +94,24 @@ class InProcessExecutor:
     def check_health(self) -> None:
         self.runner.check_device()
 
-    def allocate_cache(self) -> None:
-        self.runner.allocate_cache()
-
     def free_cache(self) -> None:
-        self.runner.free_cache()
+        if self._runner is not None:
+            self._runner.free_cache()
+
+    def unload(self) -> None:
+        if self._runner is not None:
+            self._config = dataclasses.replace(self._config, num_blocks=self._runner.num_blocks)
+            self._runner = None
+            gc.collect()
+            return_free_memory()
+            if self._config.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def restore(self) -> None:
+        if self._runner is not None:
+            self._runner.allocate_cache()
+        elif (pooling := self._config.pooling) is not None and pooling.is_bidirectional:
+            self._runner = build_encoder_runner(self._config, pooling)
+        else:
+            self._runner = build_runner(self._config)
+            self._runner.prepare()

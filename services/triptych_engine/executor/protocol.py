@@ -71,10 +71,14 @@ class Executor(Protocol):
         """Raise if the device can no longer compute any step. Called after a failed step."""
         ...
 
-    def allocate_cache(self) -> None:
-        """Allocate the memory of the KV cache again."""
-        ...
-
     def free_cache(self) -> None:
         """Free the memory of the KV cache. No step may be in flight, and the executor may hold no sequence."""
+        ...
+
+    def unload(self) -> None:
+        """Free the model as well, after `free_cache`. May be called twice."""
+        ...
+
+    def restore(self) -> None:
+        """Make what was freed usable again, with as many blocks of KV cache as before. Raises like `load`."""
         ...

@@ -37,7 +37,7 @@ _INVARIANCE_TOKENS = 160
 
 
 def build_runner(config: RunnerConfig, recorder: Recorder | None = None) -> ModelRunner:
-    """A runner with its model and its KV cache, checked against transformers.
+    """A runner with its model and its KV cache, checked against transformers unless the same model was here before.
 
     Args:
         recorder: records decode steps; by default a recorder of CUDA graphs on a GPU.
@@ -50,7 +50,10 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None) -> Mode
     use_device(config.device)
     parts = _load(config, recorder)
     runner = _runner(parts)
-    _check_structure(runner, parts)
+    if config.num_blocks is None:
+        _check_structure(runner, parts)
+    else:  # it was checked before it was unloaded
+        runner.allocate_cache()
     refusal = _check_media(runner, parts)
     if refusal is not None:
         log.warning("media are refused: %s", refusal)
@@ -123,6 +126,8 @@ def _trial(config: RunnerConfig, model: LoadedModel) -> tuple[torch.Tensor, torc
 
 def _num_blocks(config: RunnerConfig, model: LoadedModel, cache_dtype: torch.dtype) -> int:
     """Number of KV blocks that fit in the configured memory. Raises StartupError if the checks at start need more."""
+    if config.num_blocks is not None:
+        return config.num_blocks
     block_bytes = config.block_size * sum(shape.bytes_per_token(cache_dtype) for shape in model.layers.values())
     most = config.max_num_seqs * -(-config.max_model_len // config.block_size) * block_bytes
     size = measured_kv_cache_bytes(config, most) if config.kv_cache_bytes is None else config.kv_cache_bytes

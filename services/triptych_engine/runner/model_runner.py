@@ -274,6 +274,12 @@ class ModelRunner:
         self._prefault_cache()  # not earlier: it would slow down the measured steps
         return costs
 
+    def prepare(self) -> None:
+        """The same without measuring, for a model that was here before."""
+        self._graphs = self._record_decode()
+        self._is_warm = True
+        self._prefault_cache()
+
     def _prefault_cache(self) -> None:
         if self.config.prefault_kv_cache:
             self._backend.prefault()

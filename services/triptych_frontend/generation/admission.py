@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,6 +25,12 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
+        self._idle_since_s = time.monotonic()
+
+    @property
+    def idle_s(self) -> float:
+        """Since the last call ended, in seconds; 0 while one is live."""
+        return 0.0 if self.num_live else time.monotonic() - self._idle_since_s
 
     @property
     def num_live(self) -> int:
@@ -48,6 +55,7 @@ class Admission:
         finally:
             self._shares.give_back(tenant)
             if not self.num_live:
+                self._idle_since_s = time.monotonic()
                 self._idle.set()
 
     def close(self) -> None:

@@ -110,13 +110,14 @@ class FakeRunner:
         self.gate: threading.Semaphore | None = None  # if set, each step waits for one permit
         self.is_held = False  # the newest step had to wait for its permit, or still waits
         self.cache_allocated = True
+        self.model_loaded = True
         self.compilations: dict[ConstraintSpec, Future[Any]] = {}
 
     def load(self) -> ExecutorInfo:
         return ExecutorInfo(VOCAB_SIZE, 64, self._block_size, "the fake takes no media", 4, None)
 
-    def allocate_cache(self) -> None:
-        self.cache_allocated = True
+    def restore(self) -> None:
+        self.cache_allocated = self.model_loaded = True
 
     def compile_constraint(self, spec: ConstraintSpec) -> Future[Any]:
         """Tests end the compilation."""
@@ -131,6 +132,10 @@ class FakeRunner:
         assert not self._in_flight
         self._cache.clear()
         self.cache_allocated = False
+
+    def unload(self) -> None:
+        assert not self.cache_allocated
+        self.model_loaded = False
 
     def execute(self, scheduled: SchedulerOutput) -> StepResult:
         """Compute a step and wait for it."""

@@ -17,7 +17,9 @@ from support.builders.frontend import frontend_bench
 from triptych_cli.chat import chat
 from triptych_cli.errors import CommandError
 from triptych_cli.main import app
-from triptych_cli.stack.plan import ServeOptions, plan, port_claims, spec
+from triptych_cli.stack.options import ServeOptions
+from triptych_cli.stack.plan import plan
+from triptych_cli.stack.service import port_claims, spec
 from triptych_common.rpc.security.certificates import load_https, load_mutual
 from triptych_common.rpc.security.roles import Role
 from triptych_common.settings import GrpcServiceSettings

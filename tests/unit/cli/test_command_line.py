@@ -12,9 +12,13 @@ import pytest
 from support.builders.multimodal import FAMILIES, build_checkpoint
 from triptych_cli.errors import CommandError
 from triptych_cli.main import app
+from triptych_cli.manager.memory import Needs
+from triptych_cli.manager.prepared import Prepared
 from triptych_cli.serve import announce, curl_line
-from triptych_cli.stack.plan import ServeOptions, needs_encoder, plan, port_claims, spec
+from triptych_cli.stack.options import ServeOptions
+from triptych_cli.stack.plan import needs_encoder, plan
 from triptych_cli.stack.ports import PortClaim, check_ports, connect_host, free_port
+from triptych_cli.stack.service import port_claims, spec
 from triptych_cli.stack.service_flags import parse_settings, split_service_args
 from triptych_common import __version__
 from triptych_common.model.store import has_towers
@@ -90,9 +94,9 @@ def test_service_flags_are_taken_out_with_their_values() -> None:
         (["--gateway.port", "70000"], "gateway: bad settings: port: Input should be less than or equal to 65535 (given: '70000')"),
         (["--encoder.max-queue", "0"], "encoder: bad settings: max_queue: Input should be greater than or equal to 1"),
         (["--frontend-port", "65500"], "leaves no room for the control port"),
-        (["--max-model-len", "0"], "greater than or equal to 1"),
+        (["--max-model-len", "0"], "--max-model-len: '0' is not a number of at least 1"),
         (["--log-level", "LOUD"], "'LOUD' is not one of"),
-        (["--quantization", "int4"], "'int4' is not one of"),
+        (["--quantization", "int4"], "'int4' is not one of none, int8"),
     ],
 )
 def test_bad_flags_are_refused_before_anything_starts(args: list[str], message: str) -> None:
@@ -250,8 +254,9 @@ def test_where_a_listener_is_reached(listen: str, connect: str) -> None:
     ("flags", "generates", "is_told"), [([], True, True), (["--no-playground"], True, False), ([], False, False)]
 )
 def test_the_playground_is_announced(flags: list[str], generates: bool, is_told: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    services = plan(ServeOptions("some/model", port=9000), {"gateway": flags}, with_encoder=False)
-    announce(services, 1.0, generates=generates)
+    options = ServeOptions("some/model", port=9000)
+    *services, gateway = plan(options, {"gateway": flags}, with_encoder=False)
+    announce([Prepared(options, generates, False, Needs(0, 0), services)], gateway, 1.0)
     assert ("open http://127.0.0.1:9000 in a browser" in capsys.readouterr().out) == is_told
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from triptych_cli.stack.plan import ServeOptions, plan
+from triptych_cli.stack.options import ServeOptions
+from triptych_cli.stack.plan import plan
 from triptych_common.host.memory import Memory
 
 

@@ -9,7 +9,9 @@ import typer.main
 from triptych_cli.errors import CommandError
 from triptych_cli.main import app
 from triptych_cli.stack.foreign_flags import FOREIGN_FLAGS, help_text, translate
-from triptych_cli.stack.plan import ServeOptions, Service, plan, spec
+from triptych_cli.stack.options import ServeOptions
+from triptych_cli.stack.plan import plan
+from triptych_cli.stack.service import Service, spec
 from triptych_cli.stack.service_flags import secrets_apart, settings_class, split_service_args
 from typer.testing import CliRunner
 

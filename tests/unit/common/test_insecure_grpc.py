@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from triptych_cli.errors import CommandError
-from triptych_cli.stack.plan import ServeOptions, plan
+from triptych_cli.stack.options import ServeOptions
+from triptych_cli.stack.plan import plan
 from triptych_cli.stack.service_flags import parse_settings
 from triptych_common.targets import is_loopback
 

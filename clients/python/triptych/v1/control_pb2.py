@@ -26,7 +26,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from triptych.v1 import common_pb2 as triptych_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19triptych/v1/control.proto\x12\x0btriptych.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x18triptych/v1/common.proto\"\x16\n\x14GetServerInfoRequest\"\xc4\x01\n\x15GetServerInfoResponse\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.triptych.v1.Instance\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x12\n\nprocess_id\x18\x03 \x01(\r\x12\x16\n\x0eresident_bytes\x18\x04 \x01(\x04\x12\x19\n\x11num_live_requests\x18\x05 \x01(\r\x12)\n\x08settings\x18\x06 \x01(\x0b\x32\x17.google.protobuf.Struct\"\x15\n\x13GetModelInfoRequest\"=\n\x14GetModelInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.triptych.v1.ModelInfo\"4\n\x0c\x44rainRequest\x12\x16\n\ttimeout_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\";\n\rDrainResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12\x19\n\x11num_live_requests\x18\x02 \x01(\r\"\x13\n\x11ResetCacheRequest\")\n\x12ResetCacheResponse\x12\x13\n\x0bnum_entries\x18\x01 \x01(\x04\"4\n\x0cSleepRequest\x12\x16\n\ttimeout_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\"$\n\rSleepResponse\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x04\"\x0f\n\rWakeUpRequest\"\x10\n\x0eWakeUpResponse2\xcf\x03\n\x0e\x43ontrolService\x12V\n\rGetServerInfo\x12!.triptych.v1.GetServerInfoRequest\x1a\".triptych.v1.GetServerInfoResponse\x12S\n\x0cGetModelInfo\x12 .triptych.v1.GetModelInfoRequest\x1a!.triptych.v1.GetModelInfoResponse\x12>\n\x05\x44rain\x12\x19.triptych.v1.DrainRequest\x1a\x1a.triptych.v1.DrainResponse\x12M\n\nResetCache\x12\x1e.triptych.v1.ResetCacheRequest\x1a\x1f.triptych.v1.ResetCacheResponse\x12>\n\x05Sleep\x12\x19.triptych.v1.SleepRequest\x1a\x1a.triptych.v1.SleepResponse\x12\x41\n\x06WakeUp\x12\x1a.triptych.v1.WakeUpRequest\x1a\x1b.triptych.v1.WakeUpResponseB\x85\x01\n\x0e\x61i.triptych.v1P\x01Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\xf8\x01\x01\xa2\x02\x03TPV\xaa\x02\x0bTriptych.V1\xca\x02\x0bTriptych\\V1\xea\x02\x0cTriptych::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19triptych/v1/control.proto\x12\x0btriptych.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x18triptych/v1/common.proto\"\x16\n\x14GetServerInfoRequest\"\xc4\x01\n\x15GetServerInfoResponse\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.triptych.v1.Instance\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x12\n\nprocess_id\x18\x03 \x01(\r\x12\x16\n\x0eresident_bytes\x18\x04 \x01(\x04\x12\x19\n\x11num_live_requests\x18\x05 \x01(\r\x12)\n\x08settings\x18\x06 \x01(\x0b\x32\x17.google.protobuf.Struct\"\x15\n\x13GetModelInfoRequest\"=\n\x14GetModelInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.triptych.v1.ModelInfo\"4\n\x0c\x44rainRequest\x12\x16\n\ttimeout_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\";\n\rDrainResponse\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\x12\x19\n\x11num_live_requests\x18\x02 \x01(\r\"\x13\n\x11ResetCacheRequest\")\n\x12ResetCacheResponse\x12\x13\n\x0bnum_entries\x18\x01 \x01(\x04\"R\n\x0cSleepRequest\x12\x16\n\ttimeout_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05level\x18\x02 \x01(\rH\x01\x88\x01\x01\x42\x0c\n\n_timeout_sB\x08\n\x06_level\"$\n\rSleepResponse\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x04\"\x0f\n\rWakeUpRequest\"\x10\n\x0eWakeUpResponse2\xcf\x03\n\x0e\x43ontrolService\x12V\n\rGetServerInfo\x12!.triptych.v1.GetServerInfoRequest\x1a\".triptych.v1.GetServerInfoResponse\x12S\n\x0cGetModelInfo\x12 .triptych.v1.GetModelInfoRequest\x1a!.triptych.v1.GetModelInfoResponse\x12>\n\x05\x44rain\x12\x19.triptych.v1.DrainRequest\x1a\x1a.triptych.v1.DrainResponse\x12M\n\nResetCache\x12\x1e.triptych.v1.ResetCacheRequest\x1a\x1f.triptych.v1.ResetCacheResponse\x12>\n\x05Sleep\x12\x19.triptych.v1.SleepRequest\x1a\x1a.triptych.v1.SleepResponse\x12\x41\n\x06WakeUp\x12\x1a.triptych.v1.WakeUpRequest\x1a\x1b.triptych.v1.WakeUpResponseB\x85\x01\n\x0e\x61i.triptych.v1P\x01Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\xf8\x01\x01\xa2\x02\x03TPV\xaa\x02\x0bTriptych.V1\xca\x02\x0bTriptych\\V1\xea\x02\x0cTriptych::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,13 +51,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESETCACHERESPONSE']._serialized_start=543
   _globals['_RESETCACHERESPONSE']._serialized_end=584
   _globals['_SLEEPREQUEST']._serialized_start=586
-  _globals['_SLEEPREQUEST']._serialized_end=638
-  _globals['_SLEEPRESPONSE']._serialized_start=640
-  _globals['_SLEEPRESPONSE']._serialized_end=676
-  _globals['_WAKEUPREQUEST']._serialized_start=678
-  _globals['_WAKEUPREQUEST']._serialized_end=693
-  _globals['_WAKEUPRESPONSE']._serialized_start=695
-  _globals['_WAKEUPRESPONSE']._serialized_end=711
-  _globals['_CONTROLSERVICE']._serialized_start=714
-  _globals['_CONTROLSERVICE']._serialized_end=1177
+  _globals['_SLEEPREQUEST']._serialized_end=668
+  _globals['_SLEEPRESPONSE']._serialized_start=670
+  _globals['_SLEEPRESPONSE']._serialized_end=706
+  _globals['_WAKEUPREQUEST']._serialized_start=708
+  _globals['_WAKEUPREQUEST']._serialized_end=723
+  _globals['_WAKEUPRESPONSE']._serialized_start=725
+  _globals['_WAKEUPRESPONSE']._serialized_end=741
+  _globals['_CONTROLSERVICE']._serialized_start=744
+  _globals['_CONTROLSERVICE']._serialized_end=1207
 # @@protoc_insertion_point(module_scope)

@@ -62,10 +62,12 @@ class ResetCacheResponse(_message.Message):
     def __init__(self, num_entries: _Optional[int] = ...) -> None: ...
 
 class SleepRequest(_message.Message):
-    __slots__ = ("timeout_s",)
+    __slots__ = ("timeout_s", "level")
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
     timeout_s: float
-    def __init__(self, timeout_s: _Optional[float] = ...) -> None: ...
+    level: int
+    def __init__(self, timeout_s: _Optional[float] = ..., level: _Optional[int] = ...) -> None: ...
 
 class SleepResponse(_message.Message):
     __slots__ = ("freed_bytes",)

@@ -100,7 +100,8 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Sleep(self, request, context):
-        """Gives the cache memory back to the system once the work in hand is done; until WakeUp, requests are refused.
+        """Gives memory back to the system once the work in hand is done: the caches', and at level 2 the model's. Until WakeUp, requests
+        are refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -623,16 +623,18 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("instance", "num_live_requests", "engines", "encoders")
+    __slots__ = ("instance", "num_live_requests", "engines", "encoders", "idle_s")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     NUM_LIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     ENCODERS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
     instance: _common_pb2.Instance
     num_live_requests: int
     engines: _containers.RepeatedCompositeFieldContainer[EngineLoad]
     encoders: _containers.RepeatedCompositeFieldContainer[EncoderLoad]
-    def __init__(self, instance: _Optional[_Union[_common_pb2.Instance, _Mapping]] = ..., num_live_requests: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineLoad, _Mapping]]] = ..., encoders: _Optional[_Iterable[_Union[EncoderLoad, _Mapping]]] = ...) -> None: ...
+    idle_s: float
+    def __init__(self, instance: _Optional[_Union[_common_pb2.Instance, _Mapping]] = ..., num_live_requests: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineLoad, _Mapping]]] = ..., encoders: _Optional[_Iterable[_Union[EncoderLoad, _Mapping]]] = ..., idle_s: _Optional[float] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
     __slots__ = ("instance", "load")

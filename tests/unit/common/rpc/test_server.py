@@ -65,7 +65,7 @@ class SlowService(generation_pb2_grpc.GenerationServiceServicer):
     async def reset_cache(self) -> int:
         return 0
 
-    async def sleep(self, timeout_s: float) -> int:
+    async def sleep(self, timeout_s: float, *, unload: bool = False) -> int:
         await self.drain(timeout_s)
         return 0
 

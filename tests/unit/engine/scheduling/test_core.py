@@ -112,11 +112,16 @@ def test_a_refused_request_gets_its_error_as_its_last_output(running: Running):
     assert output.finish_reason is FinishReason.ERROR
 
 
-def test_asleep_it_refuses_and_awake_it_serves(running: Running):
+@pytest.mark.parametrize("unload", [False, True])
+def test_asleep_it_refuses_and_awake_it_serves(running: Running, unload: bool):
     running.core.add(a_request("first"))
     running.until_end("first")
     running.core.sleep().result(WAIT_S)
     assert not running.runner.cache_allocated
+    assert running.runner.model_loaded
+    if unload:  # also of an engine that sleeps already
+        running.core.sleep(unload=True).result(WAIT_S)
+        assert not running.runner.model_loaded
     running.core.add(a_request("asleep"))
     assert isinstance(running.until_end("asleep")[-1].error, ServiceUnavailableError)
     running.core.wake_up().result(WAIT_S)

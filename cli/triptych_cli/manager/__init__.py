@@ -1,0 +1,1 @@
+"""Several models on one machine: starts them, and lets them share the memory."""
