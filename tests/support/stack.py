@@ -62,7 +62,7 @@ class Serving:
 
     def wait_until_started(self) -> str:
         """Wait until the stack answers. Returns the address of the gateway."""
-        return self.wait_for(r"Triptych serves \S+ at (https?://\S+)")[1]
+        return self.wait_for(r"Triptych serves .+ at (https?://\S+)")[1]
 
     def wait_until_ready(self, url: str, timeout_s: float = 240) -> None:
         """Wait until the gateway at this address is ready."""

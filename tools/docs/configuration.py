@@ -15,7 +15,7 @@ from triptych_cli.main import serve
 from triptych_cli.stack.foreign_flags import FOREIGN_FLAGS, ForeignFlag
 from triptych_cli.stack.service_flags import SERVICES, settings_class
 from triptych_common.media.limits import MediaLimitSettings
-from triptych_common.settings import DEFAULT_MODEL, GrpcServiceSettings, ServiceSettings, parse_bytes
+from triptych_common.settings import GrpcServiceSettings, ServiceSettings, parse_bytes
 
 from .page import ROOT, write_or_check
 
@@ -94,9 +94,8 @@ def _serve_rows() -> Iterator[str]:
         if about is None:  # the context, and the return type
             continue
         is_argument = isinstance(about, typer.models.ArgumentInfo)
-        text = f"{about.help}  [default: {DEFAULT_MODEL}]" if is_argument else str(about.help)
-        meaning = text.replace("  [default: ", " Default: `").replace("]", "`.")
-        yield _row(f"`{name.upper() if is_argument else '--' + name.replace('_', '-')}`", _kind(annotation), meaning)
+        meaning = str(about.help).replace("  [default: ", " Default: `").replace("]", "`.")
+        yield _row(f"`{about.metavar if is_argument else '--' + name.replace('_', '-')}`", _kind(annotation), meaning)
 
 
 def _foreign_rows() -> Iterator[str]:
@@ -114,7 +113,7 @@ def _meaning(flag: ForeignFlag) -> str:
     if not flag.takes_value and flag.values:
         return f"`--{flag.values['true']}`"
     if flag.flags:
-        return ", ".join("the argument `MODEL`" if name == "model" else f"`--{name}`" for name in flag.flags)
+        return ", ".join("the argument `MODEL`" if name == "models" else f"`--{name}`" for name in flag.flags)
     alike = f", except `{'`, `'.join(flag.neutral)}`" if flag.neutral else ""
     return f"refused{alike}: {flag.why}"
 
@@ -186,7 +185,9 @@ def _kind(annotation: Any) -> str:
         return _kind(args[0])
     if origin in (typing.Union, types.UnionType):
         return _kind(next(arg for arg in args if arg is not type(None)))
-    if origin in (tuple, list):
+    if origin is list:
+        return "text, may be repeated"
+    if origin is tuple:
         return "list, separated by commas"
     return {bool: "bool", int: "int", float: "float", Path: "path", SecretStr: "secret"}.get(annotation, "text")
 

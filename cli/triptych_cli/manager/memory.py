@@ -14,8 +14,8 @@ from triptych_cli.stack.options import ServeOptions
 from triptych_cli.stack.plan import ENCODER_BYTES, PROCESS_BYTES, setting
 from triptych_cli.stack.service_flags import ServiceArgs
 
-#: An engine without its model, in bytes. With it: the workspace of steps, and the least KV cache that is of use.
-_IDLE_ENGINE_BYTES, _WORK_BYTES = 600 << 20, 1 << 30
+#: An engine or encoder without its model, in bytes. Of an engine with it: the workspace of steps, and the least KV cache of use.
+_IDLE_BYTES, _WORK_BYTES = 600 << 20, 1 << 30
 #: What weights take in memory, as a multiple of their files: layouts of the kernels are padded.
 _WEIGHTS_FACTOR = 1.25
 
@@ -33,12 +33,12 @@ class Needs:
     def of(cls, path: Path, options: ServeOptions, given: ServiceArgs, *, with_encoder: bool) -> Needs:
         """The needs of the model in this directory."""
         weights = _weight_bytes(path)
-        asleep = PROCESS_BYTES * options.frontends + _IDLE_ENGINE_BYTES * options.engines
-        if with_encoder:
-            cache = int(setting("encoder", "cache_memory", options, given) or 0)
-            asleep += options.encoders * (ENCODER_BYTES + cache)
-        kv_cache = setting("engine", "kv_cache_memory", options, given) or 0
-        return cls(asleep, asleep + options.engines * (weights + _WORK_BYTES + kv_cache))
+        encoders = options.encoders if with_encoder else 0
+        encoder_cache = int(setting("encoder", "cache_memory", options, given) or 0)
+        kv_cache = int(setting("engine", "kv_cache_memory", options, given) or 0)
+        asleep = PROCESS_BYTES * options.frontends + _IDLE_BYTES * (options.engines + encoders)
+        awake = options.engines * (weights + _WORK_BYTES + kv_cache) + encoders * (ENCODER_BYTES - _IDLE_BYTES + encoder_cache)
+        return cls(asleep, asleep + awake)
 
 
 def _weight_bytes(path: Path) -> int:

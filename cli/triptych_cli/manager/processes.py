@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
-from triptych.errors import InternalError, ServiceUnavailableError
+from triptych.errors import InternalError, ServiceUnavailableError, TriptychError
 from triptych.status import from_rpc_error, has_details
 from triptych.v1 import common_pb2, control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
 from triptych_common.rpc.channels import open_channel
@@ -66,8 +66,11 @@ class ModelProcesses:
                     raise InternalError("; ".join([str(error), *error.last_lines[-1:]])) from error
 
     async def stop(self) -> None:
-        self._on_change([])
-        await self._supervisor.remove(self._names)
+        if self._runs:
+            self._on_change([])
+            with contextlib.suppress(TriptychError):
+                await asyncio.gather(*(self._drain(frontend) for frontend in self._frontends))
+            await self._supervisor.remove(self._names)
         self._runs = False
 
     async def sleep(self) -> None:

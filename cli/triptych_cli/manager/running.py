@@ -54,6 +54,8 @@ class Running:
         flags = {"--frontend-addresses": f"file:{self._frontends_file}", "--model-manager": self._socket}
         self.gateway = plan_gateway(self._common, given, self.services, flags)
         self._manager = ModelManager(budget)
+        #: Number of a model that was loaded later, or is being loaded -> its name.
+        self._numbers: dict[int, str] = {}
         for model in self.models:
             if budget is not None and model.needs.least > budget:
                 raise CommandError(
@@ -75,23 +77,10 @@ class Running:
             ServiceFailedError: none of several models can be used.
         """
         start_s, certs = time.monotonic(), self._common.certs
-        tls = Tls.of(certs / Role.OPERATOR if certs is not None else None, Role.OPERATOR)
-
-        def model_of(model: Prepared) -> Model:
-            def on_change(frontends: list[str]) -> None:
-                self._frontends[model.name] = frontends
-                self._write_frontends()
-
-            processes = ModelProcesses(model.services, supervisor, tls, on_change)
-            awake = max(model.options.memory or 0, model.needs.least)
-            return Model(model.name, model.options.model, awake, model.needs.asleep, processes)
-
-        async def prepare(source: str, name: str, num_engines: int) -> Model:
-            return model_of(await asyncio.to_thread(self._prepare, source, name, num_engines))
-
-        server = await serve_manager(ModelManagerServicer(self._manager, prepare), self._socket)
+        self._supervisor, self._tls = supervisor, Tls.of(certs / Role.OPERATOR if certs is not None else None, Role.OPERATOR)
+        server = await serve_manager(ModelManagerServicer(self._manager, self._load), self._socket)
         try:
-            await self._manager.start([model_of(model) for model in self.models])
+            await self._manager.start([self._model_of(model) for model in self.models])
             failed = [model for model in self._manager.models if model.state == State.MODEL_STATE_FAILED]
             if len(failed) == len(self.models):
                 raise ServiceFailedError(f"no model can be used: {failed[0].error}", [])
@@ -102,13 +91,39 @@ class Running:
             await self._manager.close()
             await server.stop(_STOP_GRACE_S)
 
-    def _prepare(self, source: str, name: str, num_engines: int) -> Prepared:
-        """Fetch and plan a further model. Raises InvalidRequestError. Runs in a thread, because fetching may take long."""
-        numbers = set(range(MAX_MODELS)) - {model.options.number for model in self.models}
+    def _model_of(self, model: Prepared) -> Model:
+        def on_change(frontends: list[str]) -> None:
+            self._frontends[model.name] = frontends
+            self._write_frontends()
+
+        processes = ModelProcesses(model.services, self._supervisor, self._tls, on_change)
+        # Without a budget nobody counts, and the engine takes what it finds.
+        awake, asleep = (0, 0) if self._manager.budget is None else (model.options.memory or 0, model.needs.asleep)
+        return Model(model.name, model.options.model, awake, asleep, processes)
+
+    async def _load(self, source: str, name: str, num_engines: int) -> Model:
+        """Fetch, plan and start a further model. Raises TriptychError."""
+        there = {model.name for model in self._manager.models}
+        self._numbers = {number: loaded for number, loaded in self._numbers.items() if not loaded or loaded in there}
+        numbers = set(range(MAX_MODELS)) - {model.options.number for model in self.models} - self._numbers.keys()
         if not numbers:
             raise InvalidRequestError(f"{MAX_MODELS} models are the most", limit=MAX_MODELS)
+        number = min(numbers)
+        self._numbers[number] = ""
+        try:
+            # Fetching may take long.
+            prepared = await asyncio.to_thread(self._prepare, source, name, number, num_engines)
+            model = await self._manager.load(self._model_of(prepared))
+            self._numbers[number] = model.name
+        finally:
+            if not self._numbers[number]:
+                del self._numbers[number]
+        return model
+
+    def _prepare(self, source: str, name: str, number: int, num_engines: int) -> Prepared:
+        """Fetch and plan a further model. Raises InvalidRequestError."""
         options = replace(
-            self._common, model=source, served_model_name=name or None, number=min(numbers), engines=num_engines, task=None,
+            self._common, model=source, served_model_name=name or None, number=number, engines=num_engines, task=None,
             max_model_len=None, quantization=None,
         )  # fmt: skip
         try:

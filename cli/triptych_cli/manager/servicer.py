@@ -15,16 +15,16 @@ from triptych_common.rpc.interceptors import CallInterceptor
 from triptych_cli.manager.manager import Model, ModelManager, Usage
 
 Context = grpc.aio.ServicerContext
-#: Makes a model from its source, its name, and its number of engines. Raises TriptychError.
-Prepare = Callable[[str, str, int], Awaitable[Model]]
+#: Loads a model, given its source, its name, and its number of engines. Raises TriptychError.
+Load = Callable[[str, str, int], Awaitable[Model]]
 _MAX_ENGINES = 16
 
 
 class ModelManagerServicer(models_pb2_grpc.ModelManagerServiceServicer):
     """Answers from a manager."""
 
-    def __init__(self, manager: ModelManager, prepare: Prepare) -> None:
-        self._manager, self._prepare = manager, prepare
+    def __init__(self, manager: ModelManager, load: Load) -> None:
+        self._manager, self._load = manager, load
 
     async def ListManagedModels(
         self, request: models_pb2.ListManagedModelsRequest, context: Context
@@ -38,8 +38,8 @@ class ModelManagerServicer(models_pb2_grpc.ModelManagerServiceServicer):
         if request.num_engines > _MAX_ENGINES:
             message = f"num_engines must be at most {_MAX_ENGINES}; given: {request.num_engines}"
             raise InvalidRequestError(message, field="num_engines", limit=_MAX_ENGINES, value=request.num_engines)
-        model = await self._prepare(request.source, request.name, request.num_engines or 1)
-        return models_pb2.LoadModelResponse(model=await _described(await self._manager.load(model)))
+        model = await self._load(request.source, request.name, request.num_engines or 1)
+        return models_pb2.LoadModelResponse(model=await _described(model))
 
     async def UnloadModel(self, request: models_pb2.UnloadModelRequest, context: Context) -> models_pb2.UnloadModelResponse:
         await self._manager.unload(request.name)

@@ -13,7 +13,7 @@ from triptych_cli.api_key import read_api_key
 from triptych_cli.errors import CommandError
 from triptych_cli.top.figures import History
 from triptych_cli.top.reading import GatewayAwayError, GatewayReader
-from triptych_cli.top.screen import away, screen
+from triptych_cli.top.screen import away, models, screen
 
 _INTERVAL_S = 1.0
 #: Rates and quantiles are over this time. Those of a single second would jump.
@@ -30,14 +30,30 @@ def top(url: str, *, api_key_file: Path | None, once: bool, console: Console | N
     Raises:
         CommandError: the gateway wants a key; with `once`, also if it does not answer.
     """
-    if not url.startswith(("http://", "https://")):
-        raise CommandError(f"--url must begin with http:// or https://; given: {url}", exit_code=2)
-    reader, console = GatewayReader(url, read_api_key(api_key_file)), console or Console(highlight=False)
+    reader, console = _reader(url, api_key_file), console or Console(highlight=False)
     if once or not console.is_terminal:
         _print_once(reader, console)
         return
     with contextlib.suppress(KeyboardInterrupt):
         _follow(reader, console)
+
+
+def ps(url: str, *, api_key_file: Path | None, console: Console | None = None) -> None:
+    """Print the models of a `triptych serve`. Raises CommandError if its gateway does not answer."""
+    reader, console = _reader(url, api_key_file), console or Console(highlight=False)
+    try:
+        of_machine = reader.read_models()
+    except GatewayAwayError as error:
+        raise CommandError(f"no gateway answers at {reader.url}: {error}") from error
+    if of_machine is None:
+        raise CommandError(f"the gateway at {reader.url} has no model manager; that of `triptych serve` has one")
+    console.print(models(of_machine))
+
+
+def _reader(url: str, api_key_file: Path | None) -> GatewayReader:
+    if not url.startswith(("http://", "https://")):
+        raise CommandError(f"--url must begin with http:// or https://; given: {url}", exit_code=2)
+    return GatewayReader(url, read_api_key(api_key_file))
 
 
 def _print_once(reader: GatewayReader, console: Console) -> None:

@@ -13,7 +13,7 @@ from triptych_cli.top.reading import Reading, Where
 _START = "process_start_time_seconds"
 _GATEWAY = "triptych_gateway"
 #: Routes that are polled, by this command too. They are not shown as requests.
-_PROBES = frozenset({"/metrics", "/load", "/live", "/ready", "/health"})
+_PROBES = frozenset({"/metrics", "/load", "/admin/models", "/live", "/ready", "/health"})
 LATENCIES = {
     "time to first token": f"{_GATEWAY}_time_to_first_token_seconds",
     "between two tokens": f"{_GATEWAY}_inter_token_seconds",

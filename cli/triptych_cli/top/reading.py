@@ -7,7 +7,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,8 @@ class Reading:
     load: Mapping[str, list[dict[str, Any]]]
     #: When it was read, of `time.monotonic`, in seconds.
     at_s: float = field(default_factory=time.monotonic)
+    #: The models of GET /admin/models; None where no model manager is.
+    models: list[dict[str, Any]] | None = None
 
     def total(self, name: str, where: Where = lambda labels: True) -> float:
         """The sum of the series of a sample whose labels fit."""
@@ -83,20 +85,29 @@ class GatewayReader:
             raise CommandError(f"what answers at {self.url} is no gateway: /metrics is not in Prometheus' format") from error
         if "triptych_gateway_frontend_ready" not in samples:
             raise CommandError(f"what answers at {self.url} is no gateway: /metrics has nothing of a gateway")
-        load = self._get("/load")
-        try:
-            return Reading(samples, json.loads(load) if load else {"frontends": [], "engines": [], "encoders": []})
-        except ValueError as error:
-            raise CommandError(f"what answers at {self.url} is no gateway: /load is not JSON") from error
+        load = self._get_json("/load") or {"frontends": [], "engines": [], "encoders": []}
+        return Reading(samples, load, models=self.read_models())
 
-    def _get(self, path: str) -> str | None:
-        """The body of an answer; None for a 503."""
+    def read_models(self) -> list[dict[str, Any]] | None:
+        """The models of `triptych serve`; None where no model manager is. Raises like `read`."""
+        answer = self._get_json("/admin/models", missing=(404,))
+        return None if answer is None else answer["models"]
+
+    def _get_json(self, path: str, missing: Collection[int] = ()) -> Any:
+        text = self._get(path, missing)
+        try:
+            return None if text is None else json.loads(text)
+        except ValueError as error:
+            raise CommandError(f"what answers at {self.url} is no gateway: {path} is not JSON") from error
+
+    def _get(self, path: str, missing: Collection[int] = ()) -> str | None:
+        """The body of an answer; None for a 503, and for those that are `missing`."""
         request = urllib.request.Request(self.url + path, headers=self._headers)  # noqa: S310 - the user names the gateway
         try:
             with self._opener.open(request, timeout=_TIMEOUT_S) as response:
                 return str(response.read().decode())
         except urllib.error.HTTPError as error:
-            if error.code == 503:
+            if error.code == 503 or error.code in missing:
                 return None
             if error.code in (401, 403):
                 raise CommandError(f"{self.url}{path} needs an API key that may read it: --api-key-file") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,12 +15,16 @@ from triptych_cli.top.figures import LATENCIES, QUANTILES, Figures
 _NONE = "-"
 #: From this share of the KV cache on the number is yellow, and red.
 _NEARLY_FULL, _FULL = 0.8, 0.95
+#: Colours of states; others are between two.
+_MODEL_STYLES = {"awake": "green", "asleep": "dim", "failed": "red"}
 
 
 def screen(url: str, figures: Figures) -> RenderableType:
     """All tables."""
     load = figures.new.load
     parts: list[RenderableType] = [_head(url, figures), _requests(figures), _latencies(figures)]
+    if figures.new.models:
+        parts.append(models(figures.new.models))
     if load["frontends"]:
         parts += [_frontends(load["frontends"]), _engines(figures)]
         if load["encoders"]:
@@ -28,6 +32,22 @@ def screen(url: str, figures: Figures) -> RenderableType:
     else:
         parts.append(Text("no frontend is connected", style="red"))
     return Group(*(line for part in parts for line in (part, Text(""))))
+
+
+def models(of_machine: Sequence[Mapping[str, Any]]) -> Table:
+    """The models of `triptych serve`, and their memory."""
+    table = _table("model", "state", "memory", "of", "live", "idle", "source")
+    for one in of_machine:
+        table.add_row(
+            one["name"] + (" (pinned)" if one["pinned"] else ""),
+            Text(one["state"] + (f": {one['error']}" if one["error"] else ""), style=_MODEL_STYLES.get(one["state"], "yellow")),
+            _bytes(one["resident_bytes"]),
+            _bytes(one["memory_bytes"] or None),
+            _count(one["num_live_requests"]),
+            _NONE if one["num_live_requests"] else _duration(one["idle_s"]),
+            one["source"],
+        )
+    return table
 
 
 def away(url: str, reason: str) -> RenderableType:
@@ -115,7 +135,7 @@ def _encoders(figures: Figures) -> Table:
 def _table(*columns: str) -> Table:
     table = Table(box=None, header_style="bold cyan", pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        is_text = column in ("latency", "frontend", "engine", "encoder", "state")
+        is_text = column in ("latency", "frontend", "engine", "encoder", "model", "state", "source")
         table.add_column(column, justify="left" if is_text else "right", no_wrap=True, min_width=8 if is_text else None)
     return table
 

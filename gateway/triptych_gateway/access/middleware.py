@@ -29,7 +29,7 @@ from triptych_gateway.wire.errors import CLIENT_CLOSED_REQUEST, ClientDisconnect
 log = logging.getLogger(__name__)
 _SERVED = frozenset({"http", "websocket"})
 #: Paths that are polled every few seconds. Their requests are logged at DEBUG.
-_PROBES = frozenset({"/health", "/live", "/ready", "/metrics", "/load"})
+_PROBES = frozenset({"/health", "/live", "/ready", "/metrics", "/load", "/admin/models"})
 #: Domains that nobody can register: of this machine, of local networks, and of Kubernetes' services.
 _LOCAL = ("localhost", "local", "internal", "home.arpa", "lan", "svc", "test")
 

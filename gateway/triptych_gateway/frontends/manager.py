@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import Message
-from triptych.errors import ModelNotFoundError, PermissionDeniedError, ServiceUnavailableError, UnimplementedError
+from triptych.errors import ModelNotFoundError, PermissionDeniedError, ServiceUnavailableError
 from triptych.status import from_rpc_error, has_details
 from triptych.v1 import models_pb2, models_pb2_grpc
 from triptych_common.rpc.channels import open_channel
@@ -55,12 +55,12 @@ async def administer(manager: ModelManager | None, method: str, request: Message
     """The answer of the manager to an operator.
 
     Raises:
-        UnimplementedError: there is no manager.
+        ModelNotFoundError: there is no manager.
         PermissionDeniedError: callers need no key, so that anybody could change the models.
         TriptychError: the manager's error.
     """
     if manager is None:
-        raise UnimplementedError("this gateway has no model manager; that of `triptych serve` has one")
+        raise ModelNotFoundError("this gateway has no model manager; that of `triptych serve` has one")
     if not has_keys and method != "ListManagedModels":
         raise PermissionDeniedError("models can be changed only with an operator's key, and this gateway has no keys")
     return await manager.call(method, request)

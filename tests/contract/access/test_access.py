@@ -48,7 +48,10 @@ def test_all_contracts_are_here() -> None:
     protos = Path(__file__).parents[3] / "protos" / "triptych" / "v1"
     lines = [line for path in protos.glob("*.proto") for line in path.read_text().splitlines()]
     declared = {line.split()[1] for line in lines if line.startswith("service ")}
-    assert declared == {service.name for service in _SERVICES if service.full_name.startswith("triptych.v1.")}
+    # That one is only at the gateway, behind keys, and at a socket of one user.
+    assert declared - {"ModelManagerService"} == {
+        service.name for service in _SERVICES if service.full_name.startswith("triptych.v1.")
+    }
 
 
 @pytest.mark.parametrize("method", _METHODS)

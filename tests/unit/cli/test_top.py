@@ -22,7 +22,7 @@ from triptych_cli.main import app
 from triptych_cli.top import command
 from triptych_cli.top.figures import LATENCIES, Figures, History, quantile
 from triptych_cli.top.reading import GatewayAwayError, GatewayReader, Reading
-from triptych_cli.top.screen import screen
+from triptych_cli.top.screen import models, screen
 from typer.testing import CliRunner
 
 SERVING = common_pb2.SERVER_STATE_SERVING
@@ -220,3 +220,26 @@ def test_it_goes_on_while_the_gateway_is_away(monkeypatch: pytest.MonkeyPatch) -
     assert text.count("no frontend is connected") == 1
     assert (text.count("\x1b[?1049h"), text.count("\x1b[?1049l")) == (1, 1), "the alternate screen is left"
     assert text.endswith("\x1b[?25h\x1b[?1049l"), "with a cursor"
+
+
+def test_the_models_of_a_machine_are_listed() -> None:
+    known = {"source": "org/a", "memory_bytes": 2 << 30, "resident_bytes": 1 << 30, "error": "", "idle_s": 90.0}
+    of_machine = [
+        {"name": "a", "state": "awake", "pinned": True, "num_live_requests": 2, **known},
+        {"name": "b", "state": "asleep", "pinned": False, "num_live_requests": 0, **known},
+        {"name": "c", "state": "failed", "pinned": False, "num_live_requests": 0, **known, "error": "no file", "memory_bytes": 0},
+    ]
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(models(of_machine))
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert lines[1:] == [
+        ["a", "(pinned)", "awake", "1.0", "GiB", "2.0", "GiB", "2", "-", "org/a"],
+        ["b", "asleep", "1.0", "GiB", "2.0", "GiB", "0", "1", "min", "30", "s", "org/a"],
+        ["c", "failed:", "no", "file", "1.0", "GiB", "-", "0", "1", "min", "30", "s", "org/a"],
+    ]
+
+
+async def test_models_need_a_manager() -> None:
+    async with gateway_server(FakeFrontend()) as (host, port):
+        with pytest.raises(CommandError, match="has no model manager"):
+            await asyncio.to_thread(command.ps, f"http://{host}:{port}", api_key_file=None)

@@ -50,4 +50,4 @@ def test_the_page_does_not_depend_on_the_machine(page: str) -> None:
 
 def test_options_of_serve_are_there(page: str) -> None:
     assert "| `--engine-port` | int | gRPC port. Default: `50053`. |" in page
-    assert "| `MODEL` | text |" in page
+    assert "| `[NAME=]MODEL` | text, may be repeated |" in page

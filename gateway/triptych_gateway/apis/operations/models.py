@@ -24,7 +24,7 @@ class ManagedModel(BaseModel):
     source: Annotated[str, Field(description="A directory, a built-in name or a hub id.")]
     state: State
     pinned: Annotated[bool, Field(description="It never sleeps to make room for others.")]
-    memory_bytes: Annotated[int, Field(description="What it may take while it is awake.")]
+    memory_bytes: Annotated[int, Field(description="What it may take while it is awake; 0 if there is no limit.")]
     resident_bytes: Annotated[int, Field(description="What its processes take now.")]
     num_live_requests: int
     idle_s: Annotated[float, Field(description="Since its last request ended, in seconds; 0 while it works.")]
