@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import importlib
 import logging
 from pathlib import Path
+from types import ModuleType
 
 import grpc
 import psutil
@@ -65,9 +67,11 @@ class EngineService:
         self._device_thread = new_device_thread()
         self._loop = asyncio.get_running_loop()
         self._tls = Tls.of(settings.tls_dir, Role.ENGINE)
-        self._server = ServiceServer("engine", settings, [_DESCRIPTOR], self._register, self, self._metrics, tls=self._tls)
+        descriptors = [_DESCRIPTOR, *([vllm_rpc().DESCRIPTOR] if settings.vllm_grpc else [])]
+        self._server = ServiceServer("engine", settings, descriptors, self._register, self, self._metrics, tls=self._tls)
         self._outbox = Outbox(self._loop, self._on_load, self._server.tracer)
         self._servicer = EngineServicer(self._outbox, lambda: self._server.identity.describe(self._state), self._server.tracer)
+        self._vllm = vllm_rpc().VllmServicer(self._servicer, lambda: self.num_live_requests) if settings.vllm_grpc else None
         self._encoders: asyncio.Task[None] | None = None
 
     # -- Controllable -----------------------------------------------------------------------------------------------------------
@@ -201,6 +205,8 @@ class EngineService:
         self._model = model
         capacity = scheduler.kv_cache.capacity_tokens
         self._servicer.attach(self._core, model, capacity, traits, config.pooling)
+        if self._vllm is not None:
+            self._vllm.attach(self._core, model, config)
         self._state = State.SERVER_STATE_SERVING
         await self._server.health.set_ready(True)
         log.info("ready: %s, %d tokens of context, %d tokens of KV cache", model.name, model.max_model_len, capacity)
@@ -210,6 +216,8 @@ class EngineService:
 
     def _register(self, server: grpc.aio.Server) -> None:
         engine_pb2_grpc.add_EngineServiceServicer_to_server(self._servicer, server)
+        if self._vllm is not None:
+            vllm_rpc().add_to_server(self._vllm, server)
 
     def _metrics(self) -> list[Metric]:
         return self._counts.families() if self._counts is not None else []
@@ -230,6 +238,14 @@ class EngineService:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
+
+
+def vllm_rpc() -> ModuleType:
+    """The module of vLLM's contract. Raises StartupError if its package is not installed."""
+    try:
+        return importlib.import_module("triptych_engine.rpc.vllm.servicer")
+    except ModuleNotFoundError as error:
+        raise StartupError(f"vllm_grpc needs the package smg-grpc-proto ({error})") from error
 
 
 def make_scheduler(settings: EngineSettings, config: RunnerConfig, loaded: ExecutorInfo) -> Scheduler:

@@ -40,6 +40,13 @@ class EngineSettings(GrpcServiceSettings):
             "repeat. A model whose logits still differ is refused. On CPUs, only float32 weights get slower by it."
         ),
     ] = False
+    vllm_grpc: Annotated[
+        bool,
+        Field(
+            description="Serve vLLM's gRPC contract (vllm.grpc.engine.VllmEngine) at the port, too, for the router SMG. It needs "
+            "the package smg-grpc-proto."
+        ),
+    ] = False
     device: Annotated[str, Field(description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")] = "auto"
     attention: Annotated[
         Literal["auto", "cpu", "cuda", "torch"],

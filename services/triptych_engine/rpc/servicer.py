@@ -106,7 +106,13 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             raise ServiceUnavailableError("the engine is loading its model", retry_after_s=5.0)
         return self._core
 
-    def _check_accepting(self) -> None:
+    @property
+    def refusal(self) -> str | None:
+        """Why requests are refused; None while they are accepted."""
+        return self._refusal
+
+    def check_accepting(self) -> None:
+        """Raise ServiceUnavailableError while requests are refused."""
         if self._refusal is not None:
             raise ServiceUnavailableError(self._refusal, retry_after_s=5.0)
 
@@ -121,7 +127,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
 
     def _submit(self, message: engine_pb2.EngineRequest, mailbox: Mailbox) -> None:
         with self._counted():
-            self._check_accepting()
+            self.check_accepting()
             if self._pooling is not None:
                 raise UnimplementedError(f"this engine generates no text; it serves {self._model.name} for Embed")
             start_ns = time.time_ns()
@@ -145,7 +151,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     async def Session(
         self, request_iterator: AsyncIterator[engine_pb2.SessionRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[engine_pb2.SessionResponse]:
-        self._check_accepting()
+        self.check_accepting()
         core, mailbox = self._attached_core, Mailbox(self._outbox)
         self._sessions.add(mailbox)
         reader = asyncio.create_task(self._read_session(core, request_iterator, mailbox))
@@ -228,7 +234,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self, request: engine_pb2.EngineServiceEmbedRequest, context: grpc.aio.ServicerContext
     ) -> engine_pb2.EngineServiceEmbedResponse:
         with self._counted():
-            self._check_accepting()
+            self.check_accepting()
             requests = to_pooling_requests(request, self._model, self._pooling, self._traits)
         numbers = {one.request_id: number for number, one in enumerate(requests)}
         mailbox, pooled, usage = Mailbox(self._outbox), dict[str, common_pb2.Tensor](), common_pb2.Usage()

@@ -43,6 +43,12 @@ RULES: Mapping[str, frozenset[Role] | None] = {
     **_rules("triptych.v1.EncoderService", _ENCODER, "Describe", "Encode", "Fetch", "Lookup", "Renew", "Release", "Evict"),
     **_rules("triptych.v1.EncoderService", _ENCODER, "GetStats", "WatchEvictions"),
     **_rules("triptych.v1.EngineService", _ENGINE, "Session", "Generate", "Embed", "Describe", "Abort", "WatchLoad", "WatchBlocks"),
+    # Of a router that does the work of a frontend.
+    **_rules(
+        "vllm.grpc.engine.VllmEngine", _ENGINE, "Generate", "Embed", "Abort", "GetTokenizer", "SubscribeKvEvents", "FlushCache"
+    ),
+    **_rules("vllm.grpc.engine.VllmEngine", _ENGINE, "HealthCheck", "GetModelInfo", "GetServerInfo", "GetLoads"),
+    **_rules("vllm.grpc.engine.VllmEngine", _ENGINE, "StartProfile", "StopProfile"),
     **_rules("triptych.v1.ControlService", _CONTROL, "GetServerInfo", "GetModelInfo", "Drain", "ResetCache", "Sleep", "WakeUp"),
     **_rules("triptych.mock.v1.MockService", _FRONTEND, "GetCalls"),
     **_rules("grpc.health.v1.Health", ANYBODY, "Check", "List", "Watch"),

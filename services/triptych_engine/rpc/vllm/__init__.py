@@ -1,0 +1,1 @@
+"""vLLM's gRPC contract, by which other routers (SMG) use engines."""
