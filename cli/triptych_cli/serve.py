@@ -25,6 +25,9 @@ from triptych_cli.stack.supervise import supervise
 from triptych_cli.stack.supervisor import ServiceFailedError
 from triptych_cli.terminal import TerminalReporter
 
+#: Longest path of the folder for temporary files.
+_MAX_PATH = 70
+
 
 def serve(models: Sequence[ServeOptions], service_args: ServiceArgs, memory: str | None = None) -> None:
     """Run all services on this machine.
@@ -51,7 +54,9 @@ def serve(models: Sequence[ServeOptions], service_args: ServiceArgs, memory: str
             "every user of this machine can see a key on a command line; set TRIPTYCH_GATEWAY_API_KEY instead", soft_wrap=True
         )
     checkpoints = [fetched(one, service_args, console) for one in models]
-    with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
+    # The path of a socket has 107 characters at most.
+    place = None if len(tempfile.gettempdir()) < _MAX_PATH else "/tmp"  # noqa: S108 - a folder of this user alone is made there
+    with tempfile.TemporaryDirectory(prefix="triptych-", dir=place) as folder:
         _run(Running(checkpoints, service_args, budget, Path(folder), console), options, console)
 
 

@@ -148,6 +148,8 @@ class EncoderService:
         await asyncio.wrap_future(self._device_loop.call(self._device_loop.detach))
         gc.collect()
         return_free_memory()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
         return max(0, resident - process.memory_info().rss)
 
     async def wake_up(self) -> None:
@@ -184,6 +186,7 @@ class EncoderService:
             loaded = await self._load(path, name, stop)
             if loaded is not None:
                 self._serve(loaded, model)
+                del loaded  # the towers are the device loop's, which gives them back
                 await self._server.health.set_ready(True)
                 if on_ready is not None:
                     on_ready.set()

@@ -64,7 +64,7 @@ class ModelServices(Protocol):
 
 @dataclass
 class Model:
-    """A model of this machine. `awake_bytes` and `asleep_bytes` are what it may take then."""
+    """A model of this machine. `awake_bytes` and `asleep_bytes` are what it may take then, the former while it `has_memory`."""
 
     name: str
     source: str
@@ -74,18 +74,23 @@ class Model:
     state: int = State.MODEL_STATE_LOADING
     is_pinned: bool = False
     error: str = ""
+    #: Whether it has its memory, or may have it. One that failed has it until it was put to sleep all the same.
+    has_memory: bool = True
     #: When it was woken last, by the manager's clock.
     woken_s: float = field(default=0.0)
-
-    @property
-    def has_memory(self) -> bool:
-        """Whether it has its memory, or may have it."""
-        return self.state not in (State.MODEL_STATE_ASLEEP, State.MODEL_STATE_FAILED)
 
     @property
     def taken_bytes(self) -> int:
         """What it may take now."""
         return self.awake_bytes if self.has_memory else self.asleep_bytes
+
+
+@dataclass
+class _Waking:
+    """A wake that several callers wait for."""
+
+    task: asyncio.Task[Model] | None = None
+    num_callers: int = 0
 
 
 def victims(models: Iterable[tuple[Model, Usage]], missing_bytes: int) -> list[Model] | None:
@@ -118,6 +123,8 @@ class ModelManager:
         self._models: dict[str, Model] = {}
         #: Fair: who waits first is first.
         self._turn = asyncio.Lock()
+        #: Name of a model -> the wake that waits for its turn, or is being made.
+        self._wakes: dict[str, _Waking] = {}
         self._changes: set[asyncio.Task[Any]] = set()
 
     @property
@@ -126,8 +133,8 @@ class ModelManager:
         return list(self._models.values())
 
     def is_awake(self, name: str) -> bool:
-        """Whether a model has its memory. Raises ModelNotFoundError."""
-        return self._named(name).state == State.MODEL_STATE_AWAKE
+        """Whether a model has its memory, or is about to for the first time. Raises ModelNotFoundError."""
+        return self._named(name).state in (State.MODEL_STATE_AWAKE, State.MODEL_STATE_LOADING)
 
     async def start(self, models: Sequence[Model]) -> None:
         """Start models. Those that the memory does not suffice for are started first, one by one, and put to sleep."""
@@ -143,7 +150,8 @@ class ModelManager:
             for model in models:
                 if model not in awake:
                     await self._started(model)
-                    await self._fall_asleep(model)
+                    with contextlib.suppress(TriptychError):
+                        await self._fall_asleep(model)
             await asyncio.gather(*(self._started(model) for model in awake))
 
     async def load(self, model: Model) -> Model:
@@ -155,13 +163,24 @@ class ModelManager:
         await self._in_turn(lambda: self._unload(self._named(name)))
 
     async def wake(self, name: str) -> Model:
-        """Wait until a model has its memory. Others go to sleep for it if they must.
+        """Wait until a model has its memory. Others go to sleep for it if they must. All callers wait for the same wake.
 
         Raises:
             ModelNotFoundError: there is no such model.
             ServiceUnavailableError: there is no memory for it beside those that are pinned, or it cannot be woken.
         """
-        return await self._in_turn(lambda: self._wake(self._named(name)))
+        model = self._named(name)
+        if self.is_awake(name):
+            return model
+        waking = self._wakes.setdefault(name, _Waking())
+        if waking.task is None:
+            waking.task = asyncio.create_task(self._wake_in_turn(model, waking), name=f"waking {name}")
+            self._note(waking.task)
+        waking.num_callers += 1
+        try:
+            return await asyncio.shield(waking.task)
+        finally:
+            waking.num_callers -= 1
 
     async def sleep(self, name: str) -> Model:
         """Put a model to sleep, also one that is pinned. Raises ModelNotFoundError."""
@@ -179,9 +198,8 @@ class ModelManager:
             await asyncio.sleep(CHECK_S)
             async with self._turn:
                 for model in self.models:
-                    if model.state == State.MODEL_STATE_ASLEEP:
-                        with contextlib.suppress(TriptychError):
-                            await model.services.sleep()
+                    if model.state in (State.MODEL_STATE_ASLEEP, State.MODEL_STATE_FAILED):
+                        await self._give_back(model)
 
     async def close(self) -> None:
         """End the change in progress, and those that wait for it."""
@@ -204,20 +222,38 @@ class ModelManager:
                 return await change()
 
         task = asyncio.create_task(make(), name="a change of the models")
+        self._note(task)
+        return await asyncio.shield(task)
+
+    def _note(self, task: asyncio.Task[Any]) -> None:
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
-        return await asyncio.shield(task)
+        # Its callers may have gone, and nobody else looks at its error.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _wake_in_turn(self, model: Model, waking: _Waking) -> Model:
+        try:
+            async with self._turn:
+                if waking.num_callers:  # else all have gone
+                    await self._wake(model)
+                return model
+        finally:
+            self._wakes.pop(model.name, None)
 
     async def _load(self, model: Model) -> Model:
         if model.name in self._models:
             raise InvalidRequestError(f"there is a model {model.name} already", field="name", value=model.name)
+        least = model.awake_bytes + sum(other.asleep_bytes for other in self.models)
+        if self.budget is not None and least > self.budget:
+            message = f"{model.name} can never fit: it needs {least >> 20} MiB of {self.budget >> 20}, other models asleep"
+            raise InvalidRequestError(message, limit=self.budget, value=least)
         await self._make_room(model, model.awake_bytes)
         self._models[model.name] = model
         try:
             await model.services.start()
         except TriptychError:
-            del self._models[model.name]
             await model.services.stop()
+            del self._models[model.name]
             raise
         self._note_awake(model)
         return model
@@ -229,14 +265,19 @@ class ModelManager:
         finally:
             self._models.pop(model.name, None)
 
-    async def _wake(self, model: Model) -> Model:
+    async def _wake(self, model: Model) -> None:
         if model.state == State.MODEL_STATE_AWAKE:
-            return model
-        await self._make_room(model, model.awake_bytes - model.asleep_bytes)
-        async with self._changing(model, State.MODEL_STATE_WAKING):
-            await model.services.wake()
+            return
+        if not model.has_memory:
+            await self._make_room(model, model.awake_bytes - model.asleep_bytes)
+        model.has_memory = True
+        try:
+            async with self._changing(model, State.MODEL_STATE_WAKING):
+                await model.services.wake()
+        except TriptychError:
+            await self._give_back(model)
+            raise
         self._note_awake(model)
-        return model
 
     async def _sleep(self, model: Model) -> Model:
         if model.state == State.MODEL_STATE_AWAKE:
@@ -245,18 +286,26 @@ class ModelManager:
 
     async def _started(self, model: Model) -> None:
         """Start a model with the others. If it fails, its state says so, and the others go on."""
-        with contextlib.suppress(TriptychError):
+        try:
             async with self._changing(model, State.MODEL_STATE_LOADING):
                 await model.services.start()
             self._note_awake(model)
+        except TriptychError:
+            await self._give_back(model)
 
     async def _fall_asleep(self, model: Model) -> None:
         if model.state == State.MODEL_STATE_FAILED:
             return
         async with self._changing(model, State.MODEL_STATE_DRAINING):
             await model.services.sleep()
-        model.state = State.MODEL_STATE_ASLEEP
+        model.state, model.has_memory = State.MODEL_STATE_ASLEEP, False
         log.info("the model %s sleeps", model.name)
+
+    async def _give_back(self, model: Model) -> None:
+        """Take a model's memory, whatever its services do now: they failed, or were started anew."""
+        with contextlib.suppress(TriptychError):
+            await model.services.sleep()
+            model.has_memory = False
 
     async def _make_room(self, wanted: Model, missing_bytes: int) -> None:
         """Put models to sleep until so many bytes are free. Raises ServiceUnavailableError if they are too few."""

@@ -21,7 +21,7 @@ from triptych_cli.manager.prepared import Checkpoint, Prepared, fetched, prepare
 from triptych_cli.manager.processes import ModelProcesses
 from triptych_cli.manager.servicer import ModelManagerServicer, serve_manager
 from triptych_cli.stack.options import MAX_MODELS
-from triptych_cli.stack.plan import plan_gateway
+from triptych_cli.stack.plan import PROCESS_BYTES, plan_gateway
 from triptych_cli.stack.ports import check_ports
 from triptych_cli.stack.service import Service, port_claims
 from triptych_cli.stack.service_flags import ServiceArgs
@@ -53,13 +53,17 @@ class Running:
         self._write_frontends()
         flags = {"--frontend-addresses": f"file:{self._frontends_file}", "--model-manager": self._socket}
         self.gateway = plan_gateway(self._common, given, self.services, flags)
-        self._manager = ModelManager(budget)
-        #: Number of a model that was loaded later, or is being loaded -> its name.
-        self._numbers: dict[int, str] = {}
-        for model in self.models:
-            if budget is not None and model.needs.least > budget:
+        self._manager = ModelManager(None if budget is None else budget - PROCESS_BYTES)
+        #: Number of a model -> its name; empty while it is being loaded.
+        self._numbers = {model.options.number: model.name for model in self.models}
+        self._loads: set[asyncio.Task[Model]] = set()
+        asleep = PROCESS_BYTES + sum(model.needs.asleep for model in models)
+        for model in self.models if budget is not None else ():
+            least = asleep + model.needs.least - model.needs.asleep
+            if least > (budget or 0):
+                beside = " beside the others, asleep" if len(models) > 1 else ""
                 raise CommandError(
-                    f"--memory {budget >> 20}M is too little for {model.name}, which needs {model.needs.least >> 20} MiB at least"
+                    f"--memory: {model.name} needs {-(-least >> 20)}M at least{beside}; given: {(budget or 0) >> 20}M"
                 )
 
     @property
@@ -88,6 +92,8 @@ class Running:
             on_ready(time.monotonic() - start_s)
             await self._manager.watch()
         finally:
+            for task in self._loads:
+                task.cancel()
             await self._manager.close()
             await server.stop(_STOP_GRACE_S)
 
@@ -102,10 +108,17 @@ class Running:
         return Model(model.name, model.options.model, awake, asleep, processes)
 
     async def _load(self, source: str, name: str, num_engines: int) -> Model:
-        """Fetch, plan and start a further model. Raises TriptychError."""
+        """Fetch, plan and start a further model, also if the caller leaves. Raises TriptychError."""
+        task = asyncio.create_task(self._load_whole(source, name, num_engines), name=f"loading {source}")
+        self._loads.add(task)
+        task.add_done_callback(self._loads.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    async def _load_whole(self, source: str, name: str, num_engines: int) -> Model:
         there = {model.name for model in self._manager.models}
         self._numbers = {number: loaded for number, loaded in self._numbers.items() if not loaded or loaded in there}
-        numbers = set(range(MAX_MODELS)) - {model.options.number for model in self.models} - self._numbers.keys()
+        numbers = set(range(MAX_MODELS)) - self._numbers.keys()
         if not numbers:
             raise InvalidRequestError(f"{MAX_MODELS} models are the most", limit=MAX_MODELS)
         number = min(numbers)

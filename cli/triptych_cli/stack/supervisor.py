@@ -168,11 +168,15 @@ class Supervisor:
     async def remove(self, names: Collection[str]) -> None:
         """Stop services, in reverse order."""
         for service in [service for service in reversed(self._services) if service.spec.name in names]:
-            self._services.remove(service)
             if service.task is not None:
                 service.task.cancel()
                 await asyncio.gather(service.task, return_exceptions=True)
             await self._end(service)
+            self._services.remove(service)  # not earlier: if this is cancelled, `run` ends it
+
+    def runs(self, name: str) -> bool:
+        """Whether a service is kept running: it was added, and not left out."""
+        return any(service.spec.name == name and not service.is_left_out.is_set() for service in self._services)
 
     def _keep(self, service: _Service) -> None:
         service.task = asyncio.create_task(self._keep_running(service))

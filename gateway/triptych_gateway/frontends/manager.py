@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
-from triptych.errors import ModelNotFoundError, PermissionDeniedError, ServiceUnavailableError
+from triptych.errors import ModelNotFoundError, PermissionDeniedError, ServiceUnavailableError, TriptychError
 from triptych.status import from_rpc_error, has_details
 from triptych.v1 import models_pb2, models_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 
+log = logging.getLogger(__name__)
 #: Longest time for a call, in seconds: others have to finish their work before a model gets their memory.
 CALL_TIMEOUT_S = 900.0
 
@@ -44,6 +46,10 @@ class ModelManager:
             response = await self.call("WakeModel", models_pb2.WakeModelRequest(name=model))
         except ModelNotFoundError:  # of frontends that this manager did not start
             return False
+        except TriptychError as error:
+            # The reason names services, addresses and other models.
+            log.warning("the model %s cannot be woken: %s", model, error.message)
+            raise ServiceUnavailableError("the model cannot be woken now; try again later", retry_after_s=5.0) from None
         return bool(response.was_asleep)
 
     async def close(self) -> None:

@@ -113,9 +113,10 @@ class DeviceLoop:
 
     def submit(self, item: PreprocessedItem) -> Future[Encoding]:
         """Encode an item."""
-        if self._tower is None:
+        tower = self._tower  # another thread may detach it
+        if tower is None:
             raise _asleep()
-        job = _Job(item, self._tower.signature(item))
+        job = _Job(item, tower.signature(item))
         self._enqueue(job)
         return job.future
 

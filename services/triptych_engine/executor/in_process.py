@@ -113,5 +113,6 @@ class InProcessExecutor:
         elif (pooling := self._config.pooling) is not None and pooling.is_bidirectional:
             self._runner = build_encoder_runner(self._config, pooling)
         else:
-            self._runner = build_runner(self._config)
-            self._runner.prepare()
+            runner = build_runner(self._config)
+            runner.prepare()
+            self._runner = runner

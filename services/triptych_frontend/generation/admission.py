@@ -65,6 +65,7 @@ class Admission:
     def open(self) -> None:
         """Accept calls again after `close`."""
         self.is_draining = False
+        self._idle_since_s = time.monotonic()
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no call is live. Returns False if calls are still live after the timeout."""

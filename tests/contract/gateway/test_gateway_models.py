@@ -124,14 +124,18 @@ async def test_a_call_that_was_sent_away_by_one_about_to_sleep_waits_for_it(tmp_
         assert (refusals, ours.services.num_wakes) == (2, 1)
 
 
-async def test_a_model_that_cannot_be_woken_is_an_error_with_the_reason(tmp_path: Path) -> None:
-    async with suite(tmp_path, grpc_port=0) as ours:
+async def test_why_a_model_cannot_be_woken_is_told_to_operators_alone(tmp_path: Path) -> None:
+    async with suite(tmp_path, grpc_port=0, api_key="secret") as ours:
+        ours.client.headers.update(KEY)
         await ours.manager.sleep(MODEL.name)
         await until_unready(ours)
         ours.services.error = InternalError("the weights are gone")
         answer = await ours.client.post("/v1/chat/completions", json=CHAT)
-        assert answer.status_code == 500
-        assert "the weights are gone" in answer.json()["error"]["message"]
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert answer.json()["error"]["message"] == "the model cannot be woken now; try again later"
+        told = await ours.client.post("/admin/models/wake", json={"name": MODEL.name})
+        assert (told.status_code, told.json()["error"]["message"]) == (500, "the weights are gone")
+        assert (await ours.client.get("/admin/models")).json()["models"][0]["error"] == "the weights are gone"
 
 
 async def test_a_model_of_other_frontends_is_not_the_managers(tmp_path: Path) -> None:

@@ -116,7 +116,8 @@ async def test_a_pinned_model_does_not_give_way(client: httpx.AsyncClient) -> No
     await change(client, "pin", "embed")
     refused = await client.post("/v1/chat/completions", json={"model": "second", "messages": [{"role": "user", "content": "Hi"}]})
     assert refused.status_code == 503
-    assert "beside those that are pinned" in refused.json()["error"]["message"]
+    told = await client.post("/admin/models/wake", json={"name": "second"})
+    assert "beside those that are pinned" in told.json()["error"]["message"]
     for model in (DEFAULT_MODEL, "embed"):
         assert not (await change(client, "unpin", model))["pinned"]
     await ask(client, "second")

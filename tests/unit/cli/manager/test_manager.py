@@ -134,7 +134,7 @@ async def test_what_can_never_fit_puts_nobody_to_sleep() -> None:
     with pytest.raises(ServiceUnavailableError, match=r"no memory for the model c beside those that are pinned \(a, b\)"):
         await manager.wake("c")
     manager.pin("b", False)
-    with pytest.raises(ServiceUnavailableError, match="no memory for the model huge"):
+    with pytest.raises(InvalidRequestError, match="huge can never fit: it needs 530 MiB of 215"):
         await manager.load(a_model("huge", machine, awake=500))
     assert states(manager) == {"a": "AWAKE", "b": "AWAKE", "c": "ASLEEP"}
 
@@ -194,6 +194,41 @@ async def test_a_sleeping_model_whose_service_was_started_anew_is_put_to_sleep_a
     await asyncio.sleep(0.03)
     watching.cancel()
     assert machine.taken["b"] == 10 * MIB
+
+
+async def test_those_who_wait_for_a_model_share_one_wake_and_those_who_left_need_none() -> None:
+    machine = Machine()
+    manager = ModelManager(115 * MIB)
+    models = [a_model("a", machine, pause_s=0.002), a_model("b", machine, pause_s=0.002)]
+    await manager.start(models)
+    calls = [models[number].services.calls for number in range(2)]  # type: ignore[attr-defined]
+    await asyncio.gather(*(manager.wake("ab"[number % 2]) for number in range(40)))
+    assert sum(one.count("wake") for one in calls) <= 2
+    tasks = [asyncio.create_task(manager.wake("ab"[number % 2])) for number in range(40)]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    before = sum(one.count("wake") for one in calls)
+    await asyncio.sleep(0.05)
+    assert sum(one.count("wake") for one in calls) <= before + 1, "models are woken for nobody"
+
+
+async def test_one_that_does_not_sleep_keeps_its_memory() -> None:
+    machine = Machine()
+    manager = ModelManager(115 * MIB)
+    stuck, other = a_model("a", machine), a_model("b", machine)
+    await manager.start([stuck, other])
+    stuck.services.fails = True  # type: ignore[attr-defined]
+    for _ in range(2):
+        with pytest.raises((InternalError, ServiceUnavailableError)):
+            await manager.wake("b")
+    assert states(manager) == {"a": "FAILED", "b": "ASLEEP"}
+    assert machine.most <= 115 * MIB
+    stuck.services.fails = False  # type: ignore[attr-defined]
+    await manager._give_back(stuck)  # as `watch` does
+    await manager.wake("b")
+    assert states(manager)["b"] == "AWAKE"
 
 
 @given(st.integers(0, 2**32))
