@@ -11,78 +11,20 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from triptych.errors import InvalidRequestError, ModelNotFoundError, ServiceUnavailableError, TriptychError
-from triptych.v1 import models_pb2
+
+from triptych_cli.manager.model import Model, State, victims
 
 log = logging.getLogger(__name__)
-State = models_pb2.ModelState
-T = TypeVar("T")
 #: A model that was woken serves for so long at least, so that what waited for it gets through, in seconds.
 MIN_AWAKE_S = 2.0
 #: Pause between two looks at whether sleeping models still sleep: a service that died starts with its memory. In seconds.
 CHECK_S = 3.0
 _RETRY_AFTER_S = 5.0
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a model does and takes now."""
-
-    num_live_requests: int = 0
-    #: Since its last request ended, in seconds; 0 while it works.
-    idle_s: float = 0.0
-    resident_bytes: int = 0
-
-
-class ModelServices(Protocol):
-    """The services of one model. Only one of these methods but `usage` runs at a time; each raises TriptychError if it fails."""
-
-    async def start(self) -> None:
-        """Start them, and wait until they take requests."""
-        ...
-
-    async def stop(self) -> None:
-        """End them after their work in hand."""
-        ...
-
-    async def sleep(self) -> None:
-        """Give memory back after the work in hand. May be called while they sleep."""
-        ...
-
-    async def wake(self) -> None:
-        """Take the memory again, and take requests."""
-        ...
-
-    async def usage(self) -> Usage:
-        """What they do now, as far as they answer."""
-        ...
-
-
-@dataclass
-class Model:
-    """A model of this machine. `awake_bytes` and `asleep_bytes` are what it may take then, the former while it `has_memory`."""
-
-    name: str
-    source: str
-    awake_bytes: int
-    asleep_bytes: int
-    services: ModelServices
-    state: int = State.MODEL_STATE_LOADING
-    is_pinned: bool = False
-    error: str = ""
-    #: Whether it has its memory, or may have it. One that failed has it until it was put to sleep all the same.
-    has_memory: bool = True
-    #: When it was woken last, by the manager's clock.
-    woken_s: float = field(default=0.0)
-
-    @property
-    def taken_bytes(self) -> int:
-        """What it may take now."""
-        return self.awake_bytes if self.has_memory else self.asleep_bytes
 
 
 @dataclass
@@ -91,22 +33,6 @@ class _Waking:
 
     task: asyncio.Task[Model] | None = None
     num_callers: int = 0
-
-
-def victims(models: Iterable[tuple[Model, Usage]], missing_bytes: int) -> list[Model] | None:
-    """The models that go to sleep, so that so many bytes become free; None if that is not possible.
-
-    First those that do nothing, the one that did so for longest before the others; then those that work, the one that was woken
-    first before the others.
-    """
-    order = sorted(models, key=lambda one: (one[1].num_live_requests > 0, -one[1].idle_s, one[0].woken_s))
-    chosen: list[Model] = []
-    for model, _ in order:
-        if missing_bytes <= 0:
-            break
-        chosen.append(model)
-        missing_bytes -= model.awake_bytes - model.asleep_bytes
-    return chosen if missing_bytes <= 0 else None
 
 
 class ModelManager:

@@ -18,7 +18,7 @@ from triptych_common.rpc.security.roles import Role
 from triptych_common.rpc.security.tls import Tls
 from triptych_common.settings import GrpcServiceSettings
 
-from triptych_cli.manager.manager import Usage
+from triptych_cli.manager.model import Usage
 from triptych_cli.stack.ports import connect_host
 from triptych_cli.stack.service import Service, spec
 from triptych_cli.stack.supervisor import ServiceFailedError, Supervisor

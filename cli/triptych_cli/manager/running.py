@@ -15,8 +15,9 @@ from triptych_common.rpc.security.roles import Role
 from triptych_common.rpc.security.tls import Tls
 
 from triptych_cli.errors import CommandError
-from triptych_cli.manager.manager import Model, ModelManager, State
+from triptych_cli.manager.manager import ModelManager
 from triptych_cli.manager.memory import shares
+from triptych_cli.manager.model import Model, State
 from triptych_cli.manager.prepared import Checkpoint, Prepared, fetched, prepared
 from triptych_cli.manager.processes import ModelProcesses
 from triptych_cli.manager.servicer import ModelManagerServicer, serve_manager
@@ -28,6 +29,8 @@ from triptych_cli.stack.service_flags import ServiceArgs
 from triptych_cli.stack.supervisor import ServiceFailedError, Supervisor
 
 _STOP_GRACE_S = 1.0
+#: How long a request waits for services that start again, in seconds.
+_RESTART_S = 60
 
 
 class Running:
@@ -51,7 +54,12 @@ class Running:
         self._socket, self._frontends_file = folder / "manager.sock", folder / "frontends"
         self._frontends = {model.name: _frontends(model) for model in self.models}
         self._write_frontends()
-        flags = {"--frontend-addresses": f"file:{self._frontends_file}", "--model-manager": self._socket}
+        flags = {
+            "--frontend-addresses": f"file:{self._frontends_file}",
+            "--model-manager": self._socket,
+            # Of several models, one whose services start again does not end the suite.
+            "--model-wait-s": _RESTART_S if len(models) > 1 else None,
+        }
         self.gateway = plan_gateway(self._common, given, self.services, flags)
         self._manager = ModelManager(None if budget is None else budget - PROCESS_BYTES)
         #: Number of a model -> its name; empty while it is being loaded.

@@ -12,7 +12,8 @@ from triptych.v1 import models_pb2, models_pb2_grpc
 from triptych_common.rpc.channels import SERVER_OPTIONS
 from triptych_common.rpc.interceptors import CallInterceptor
 
-from triptych_cli.manager.manager import Model, ModelManager, Usage
+from triptych_cli.manager.manager import ModelManager
+from triptych_cli.manager.model import Model, Usage
 
 Context = grpc.aio.ServicerContext
 #: Loads a model, given its source, its name, and its number of engines. Raises TriptychError.

@@ -17,7 +17,8 @@ from support.fakes.gateway import CHAT, client_of, gateway_app
 from support.keys import KeyStore
 from triptych.errors import InternalError, InvalidRequestError, ServiceUnavailableError
 from triptych.v1 import models_pb2, models_pb2_grpc
-from triptych_cli.manager.manager import Model, ModelManager, Usage
+from triptych_cli.manager.manager import ModelManager
+from triptych_cli.manager.model import Model, Usage
 from triptych_cli.manager.servicer import ModelManagerServicer, serve_manager
 from triptych_gateway.rpc.server import GrpcServer
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import httpx
+import psutil
 import pytest
 from support.stack import Serving, serving
 from triptych.v1 import models_pb2, models_pb2_grpc
@@ -121,6 +122,22 @@ async def test_a_pinned_model_does_not_give_way(client: httpx.AsyncClient) -> No
     for model in (DEFAULT_MODEL, "embed"):
         assert not (await change(client, "unpin", model))["pinned"]
     await ask(client, "second")
+
+
+async def test_requests_wait_for_the_engine_of_a_model_that_dies_and_others_are_untouched(
+    client: httpx.AsyncClient, server: Serving
+) -> None:
+    await change(client, "wake", "second")
+    await ask(client, "embed")
+    engines = [child for child in psutil.Process(server.process.pid).children() if "triptych_engine" in child.cmdline()]
+    (victim,) = [child for child in engines if "second" in child.cmdline()]
+    victim.kill()
+    await asyncio.sleep(1)  # what a frontend has taken meanwhile gets a 503
+    waiting = [asyncio.create_task(ask(client, "second")) for _ in range(4)]
+    for _ in range(10):
+        await ask(client, "embed")
+    answers = await asyncio.gather(*waiting)
+    assert all(answer == answers[0] for answer in answers)
 
 
 async def test_a_model_is_loaded_and_unloaded(client: httpx.AsyncClient) -> None:

@@ -38,9 +38,10 @@ async def test_a_bomb_is_refused_and_stops_nobody(bomb: bytes, method: str) -> N
         async def watch() -> None:
             nonlocal longest_s
             while not is_done:
-                begin_s = time.perf_counter()
+                # Processor time of this process: other tests take turns with it.
+                begin_s = time.process_time()
                 await asyncio.sleep(0.001)
-                longest_s = max(longest_s, time.perf_counter() - begin_s)
+                longest_s = max(longest_s, time.process_time() - begin_s)
 
         watching = asyncio.create_task(watch())
         for _ in range(3):

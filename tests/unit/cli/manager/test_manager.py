@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triptych.errors import InternalError, InvalidRequestError, ModelNotFoundError, ServiceUnavailableError
 from triptych_cli.manager import manager as module
-from triptych_cli.manager.manager import Model, ModelManager, State, Usage, victims
+from triptych_cli.manager.manager import ModelManager
+from triptych_cli.manager.model import Model, State, Usage, victims
 
 MIB = 1 << 20
 
