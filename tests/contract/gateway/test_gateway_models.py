@@ -15,6 +15,7 @@ import pytest
 from support.fakes.frontend import MODEL, FakeFrontend, says
 from support.fakes.gateway import CHAT, client_of, gateway_app
 from support.keys import KeyStore
+from support.waiting import until
 from triptych.errors import InternalError, InvalidRequestError, ServiceUnavailableError
 from triptych.v1 import models_pb2, models_pb2_grpc
 from triptych_cli.manager.manager import ModelManager
@@ -82,6 +83,7 @@ async def suite(folder: Path, **settings: object) -> AsyncIterator[Suite]:
             await rpc.start()
             try:
                 async with client_of(app) as client:
+                    await until(lambda: bool(app.state.gateway.pool.ready))
                     yield Suite(client, frontend, manager, services, port)
             finally:
                 await rpc.stop(0)

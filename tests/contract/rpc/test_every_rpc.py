@@ -122,7 +122,8 @@ def statuses_of(fuzzer: Fuzzer, services: Sequence[ServiceDescriptor]) -> None:
 def test_every_rpc_of_ours_is_called_here() -> None:
     """The services of these tests together have all methods that the rules of access know."""
     known = {f"/{service.full_name}/{method.name}" for service in ALL for method in service.methods}
-    assert known == set(RULES)
+    # vLLM's contract is called in tests/contract/engine/test_engine_vllm_grpc.py.
+    assert known == {method for method in RULES if not method.startswith("/vllm.")}
 
 
 ALL: Iterable[ServiceDescriptor] = (*FRONTEND, ENCODER, ENGINE, CONTROL, MOCK, *EVERYWHERE)
