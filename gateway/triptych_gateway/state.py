@@ -24,7 +24,7 @@ from triptych_gateway.body_budget import MEMORY_FACTOR, BodyBudget
 from triptych_gateway.frontends.client import FrontendClient
 from triptych_gateway.frontends.connection import FrontendConnection
 from triptych_gateway.frontends.loads import EngineLoads
-from triptych_gateway.frontends.manager import ModelManager
+from triptych_gateway.frontends.manager import ModelManagerClient
 from triptych_gateway.frontends.models import MAX_WAITING_BYTES, ServedModels
 from triptych_gateway.frontends.router import FrontendRouter
 from triptych_gateway.generation.http import until_disconnect
@@ -50,7 +50,7 @@ class Gateway:
     frontend: FrontendClient
     engine_loads: EngineLoads
     #: Of `triptych serve`; None behind other gateways.
-    model_manager: ModelManager | None
+    model_manager: ModelManagerClient | None
     #: Done when requests in flight must end.
     stopping: asyncio.Future[None]
     #: The gRPC port; None where only the ASGI application is served.
@@ -82,7 +82,7 @@ class Gateway:
         self.pool = Pool("frontend", addresses, lambda address: FrontendConnection(address, self.tls), tls=self.tls)
         waiting = self.access.shares(MAX_WAITING_BYTES)
         socket = self.settings.model_manager
-        self.model_manager = manager = ModelManager(socket) if socket is not None else None
+        self.model_manager = manager = ModelManagerClient(socket) if socket is not None else None
         wake = manager.wake if manager is not None else None
         models = ServedModels(self.pool, self.settings.expected_models, self.settings.model_wait_s, waiting, wake)
         self.metrics.served_models, self.metrics.waiting_for_model = lambda: models.names, models.num_waiting

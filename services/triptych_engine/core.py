@@ -126,11 +126,7 @@ class EngineCore:
         return self.call(self._watch_blocks)
 
     def sleep(self, *, unload: bool = False) -> Future[None]:
-        """Abort live requests, drop cached prefixes and free the KV cache. Requests are refused until `wake_up`.
-
-        Args:
-            unload: free the model, too.
-        """
+        """Abort live requests, and free the KV cache, with `unload` the model too. Requests are refused until `wake_up`."""
         return self.call(lambda: self._sleep(unload))
 
     def wake_up(self) -> Future[None]:

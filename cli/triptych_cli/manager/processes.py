@@ -31,7 +31,6 @@ _CHANGE_S = 600.0
 #: Pause before a service that starts is asked again, in seconds.
 _PAUSE_S = 0.3
 _USAGE_S = 2.0
-_ROLES = {"engine": Role.ENGINE, "encoder": Role.ENCODER, "frontend": Role.FRONTEND}
 
 
 class ModelProcesses:
@@ -73,7 +72,7 @@ class ModelProcesses:
         # Text is served without encoders, and by one of several engines.
         for kind in ("engine", "frontend"):
             if not any(self._supervisor.runs(service.name) for service in self._services if service.kind == kind):
-                last = next(error for error in errors if f"{kind}" in str(error))
+                last = next(error for error in errors if kind in str(error))
                 await self.stop()  # so that waking starts all of them anew
                 raise InternalError("; ".join([str(last), *last.last_lines[-1:]])) from last
 
@@ -174,7 +173,7 @@ class ModelProcesses:
         settings = service.settings
         assert isinstance(settings, GrpcServiceSettings)  # noqa: S101
         address = f"{connect_host(settings.control_host)}:{settings.resolved_control_port}"
-        async with open_channel(address, (), self._tls, _ROLES[service.kind]) as channel:
+        async with open_channel(address, (), self._tls, Role(service.kind)) as channel:
             try:
                 yield control_pb2_grpc.ControlServiceStub(channel)
             except grpc.aio.AioRpcError as error:

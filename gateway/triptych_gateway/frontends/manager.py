@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 900.0
 
 
-class ModelManager:
-    """Calls the manager.
+class ModelManagerClient:
+    """Calls the model manager.
 
     Args:
         socket: where it listens.
@@ -57,7 +57,7 @@ class ModelManager:
         await self._channel.close()
 
 
-async def administer(manager: ModelManager | None, method: str, request: Message, *, has_keys: bool) -> Any:
+async def administer(manager: ModelManagerClient | None, method: str, request: Message, *, has_keys: bool) -> Any:
     """The answer of the manager to an operator.
 
     Raises:

@@ -91,23 +91,28 @@ async def test_without_a_stream_each_sequence_comes_whole(folder: Path) -> None:
 
 async def test_a_cancelled_stream_and_an_abort_free_the_blocks(folder: Path) -> None:
     async with routed(folder) as ours:
-        ours.engine.runner.gate = threading.Semaphore(4)
+        gate = ours.engine.runner.gate = threading.Semaphore(0)
+
+        async def step_until(work: Any) -> Any:
+            """Let the engine make its steps one by one, until this is done. None of the requests ends by itself meanwhile."""
+            task = asyncio.ensure_future(work)
+            while not task.done():
+                gate.release()
+                await asyncio.wait({task}, timeout=0.02)
+            return task.result()
+
         cancelled = ours.stub.Generate(a_request("a", [1], max_tokens=200))
-        assert await cancelled.read() is not grpc.aio.EOF
+        assert await step_until(cancelled.read()) is not grpc.aio.EOF
         cancelled.cancel()
         aborted = ours.stub.Generate(a_request("b", [2], max_tokens=200))
-        ours.engine.runner.gate.release(3)
-        assert await aborted.read() is not grpc.aio.EOF
-        aborting = asyncio.create_task(_abort(ours.stub, "b", "nobody"))
-        await ours.engine.until_a_command_waits()
-        ours.engine.runner.gate.release(1000)
-        await aborting
+        assert await step_until(aborted.read()) is not grpc.aio.EOF
+        await step_until(_abort(ours.stub, "b", "nobody"))
         last = None
-        while (response := await aborted.read()) is not grpc.aio.EOF:
+        while (response := await step_until(aborted.read())) is not grpc.aio.EOF:
             last = response
         assert last is not None
         assert last.complete.finish_reason == "abort"
-        await ours.engine.until_idle()
+        await step_until(ours.engine.until_idle())
         await _abort(ours.stub, "b")  # it may come after the end
 
 

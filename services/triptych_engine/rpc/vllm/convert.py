@@ -17,8 +17,7 @@ _FINISH_REASONS = {
     common_pb2.FINISH_REASON_ABORT: "abort",
 }
 #: Fields of a request that ask for something that this engine does not do.
-_REFUSED = ("kv_transfer_params", "kv_transfer_params_json", "mm_inputs", "media_refs")
-_REFUSED_LISTS = ("extra_mm_inputs",)
+_REFUSED = frozenset({"kv_transfer_params", "kv_transfer_params_json", "mm_inputs", "media_refs", "extra_mm_inputs"})
 
 
 def engine_request(request: vllm_pb2.GenerateRequest) -> engine_pb2.EngineRequest:
@@ -28,12 +27,9 @@ def engine_request(request: vllm_pb2.GenerateRequest) -> engine_pb2.EngineReques
         InvalidRequestError: a value makes no sense.
         UnimplementedError: it asks for something that this engine does not do.
     """
-    for field in _REFUSED:
-        if request.HasField(field):
-            raise UnimplementedError(f"{field} is not supported here", field=field)
-    for field in _REFUSED_LISTS:
-        if len(getattr(request, field)):
-            raise UnimplementedError(f"{field} is not supported here", field=field)
+    for field, _ in request.ListFields():
+        if field.name in _REFUSED:
+            raise UnimplementedError(f"{field.name} is not supported here", field=field.name)
     params = request.sampling_params
     result = engine_pb2.EngineRequest(
         request_id=request.request_id,
@@ -146,7 +142,7 @@ class Sequences:
             input_logprobs=self._prompt_logprobs.pop(last.index, None),
             index=last.index,
         )
-        if last.stop_token_id in self._stop_token_ids:  # not the model's own
+        if last.HasField("stop_token_id") and last.stop_token_id in self._stop_token_ids:  # not the model's own
             complete.matched_token_id = last.stop_token_id
         return complete
 
