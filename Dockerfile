@@ -36,12 +36,12 @@ COPY pyproject.toml constraints.txt tools/images/requirements.py tools/images/sl
 COPY clients/python/pyproject.toml clients/python/
 
 FROM build AS build-gateway
-RUN --mount=type=cache,target=/root/.cache/pip python requirements.py gateway tracing > requirements.txt \
+RUN --mount=type=cache,target=/root/.cache/pip python requirements.py gateway discovery tracing > requirements.txt \
     && pip --python /opt/triptych/bin/python install -c constraints.txt -r requirements.txt \
     && python slim.py /opt/triptych
 
 FROM build AS build-frontend
-RUN --mount=type=cache,target=/root/.cache/pip python requirements.py frontend tracing > requirements.txt \
+RUN --mount=type=cache,target=/root/.cache/pip python requirements.py frontend discovery tracing > requirements.txt \
     && pip --python /opt/triptych/bin/python install -c constraints.txt -r requirements.txt \
     && python slim.py /opt/triptych
 
@@ -52,18 +52,18 @@ RUN --mount=type=cache,target=/root/.cache/pip --mount=type=cache,target=/root/.
     python install_torch.py --backend "${TORCH_BACKEND}" --into /opt/triptych/bin/python -c constraints.txt 'torch>=2.11,<2.14'
 
 FROM build-torch AS build-encoder
-RUN --mount=type=cache,target=/root/.cache/pip python requirements.py encoder tracing > requirements.txt \
+RUN --mount=type=cache,target=/root/.cache/pip python requirements.py encoder discovery tracing > requirements.txt \
     && pip --python /opt/triptych/bin/python install -c constraints.txt -r requirements.txt \
     && python slim.py /opt/triptych
 
 FROM build-torch AS build-engine
-RUN --mount=type=cache,target=/root/.cache/pip python requirements.py engine tracing > requirements.txt \
+RUN --mount=type=cache,target=/root/.cache/pip python requirements.py engine discovery smg tracing > requirements.txt \
     && pip --python /opt/triptych/bin/python install -c constraints.txt -r requirements.txt \
     && python slim.py /opt/triptych
 
 # pip itself too: built-in models come as packages.
 FROM build-torch AS build-all
-RUN --mount=type=cache,target=/root/.cache/pip python requirements.py gateway frontend encoder engine tracing > requirements.txt \
+RUN --mount=type=cache,target=/root/.cache/pip python requirements.py gateway frontend encoder engine discovery smg tracing > requirements.txt \
     && pip --python /opt/triptych/bin/python install -c constraints.txt -r requirements.txt pip \
     && python slim.py /opt/triptych
 

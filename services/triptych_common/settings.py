@@ -164,8 +164,8 @@ def _check_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
 Targets = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_targets), AfterValidator(_check_targets)]
 #: Common end of the help text of every setting of this type.
 TARGETS_HELP = (
-    "separated by commas; a host name stands for all its addresses, file:/path for those in a file, valkey://host:port for those "
-    "in a registry"
+    "separated by commas; a host name stands for all its addresses, file:/path for those in a file, kubernetes:service:port for a "
+    "Service's pods, valkey://host:port for those in a registry"
 )
 
 

@@ -7,8 +7,8 @@ import re
 import socket
 
 #: All forms of a target, for messages.
-FORMS = "host:port, dns:host:port, static:host:port, file:/path or valkey://host:port"
-_SCHEME = re.compile(r"(dns|static):(.*)|(file):(/.*)", re.DOTALL)
+FORMS = "host:port, dns:host:port, static:host:port, file:/path, kubernetes:service:port or valkey://host:port"
+_SCHEME = re.compile(r"(dns|static|kubernetes):(.*)|(file):(/.*)", re.DOTALL)
 #: The URL of a registry, with TLS if the scheme ends with s.
 REGISTRY_URL = re.compile(r"(?:valkey|redis)s?://\S+")
 #: The password in a URL, behind one of the two groups.
@@ -17,8 +17,8 @@ _ADDRESS = re.compile(r"(?:\[([0-9a-zA-Z:.%]+)\]|([^\s\[\]/@\x00\ufeff]+)):([0-9
 
 
 def parse_target(target: str) -> tuple[str, str]:
-    """Scheme (`dns`, `static`, `file`, `registry`, or empty) and rest: an absolute path after `file:`, the URL of a registry,
-    otherwise host:port.
+    """Scheme (`dns`, `static`, `file`, `kubernetes`, `registry`, or empty) and rest: an absolute path after `file:`, the URL of a
+    registry, otherwise host:port.
 
     Raises:
         ValueError: the target is not of one of these forms.

@@ -36,14 +36,16 @@ All components of the release, as a JSON list: the gateway, then frontend, encod
 
 {{/*
 Targets of the components of a role, separated by commas. Argument: list $ role model; an empty model means every model.
-A headless Service has one address per pod; the services look the name up again and again, and choose among the pods.
+A headless Service has one address per pod; the services look the name up again and again, or watch its EndpointSlices, and choose
+among the pods.
 */}}
 {{- define "triptych.targets" -}}
 {{- $root := index . 0 }}{{ $role := index . 1 }}{{ $model := index . 2 }}{{ $targets := list }}
 {{- $port := (include "triptych.ports" $role | fromJson).main }}
 {{- range include "triptych.components" $root | fromJsonArray }}
 {{- if and (eq .role $role) (or (not $model) (eq .model $model)) }}
-{{- $targets = append $targets (printf "dns:%s.%s.svc:%d" .name $root.Release.Namespace (int $port)) }}
+{{- $format := eq $root.Values.discovery "kubernetes" | ternary "kubernetes:%s.%s:%d" "dns:%s.%s.svc:%d" }}
+{{- $targets = append $targets (printf $format .name $root.Release.Namespace (int $port)) }}
 {{- end }}
 {{- end }}
 {{- join "," $targets }}

@@ -4,6 +4,12 @@
 {{- merge $callees (dict "encoder" list "fetch" list) | toJson }}
 {{- end }}
 
+{{/* Whether pods of a role read the EndpointSlices of those that they call. Argument: list $ role. */}}
+{{- define "triptych.watches" -}}
+{{- $callees := index (include "triptych.callees" . | fromJson) (index . 1) }}
+{{- if and (eq (index . 0).Values.discovery "kubernetes") $callees }}yes{{ end }}
+{{- end }}
+
 {{/* Selects the pods of a role. Argument: list $ role model; an empty model means every model. */}}
 {{- define "triptych.peer" -}}
 podSelector:
@@ -42,6 +48,13 @@ podSelector:
 - ports: [{port: {{ (include "triptych.ports" $callee | fromJson).main }}}]
   to:
     - {{ include "triptych.peer" (list $root $callee $it.model) | nindent 6 | trim }}
+{{- end }}
+{{- if include "triptych.watches" (list $root $it.role) }}
+# The API server.
+- ports: [{port: 443}, {port: 6443}]
+  {{- with $policy.apiServerTo }}
+  to: {{- toYaml . | nindent 4 }}
+  {{- end }}
 {{- end }}
 {{- $fetches := eq $it.role "fetch" }}
 {{- if $it.entry }}{{ $fetches = has (include "triptych.fetchedBy" $it.entry) (list "init" "service") }}{{ end }}

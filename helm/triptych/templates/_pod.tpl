@@ -40,7 +40,7 @@ spec:
 {{- $values := .root.Values }}{{ $config := .it.config }}
 {{- $grace := $config.settings.shutdown_grace_s | default $values.settings.shutdown_grace_s | default 30 -}}
 serviceAccountName: {{ include "triptych.serviceAccountName" (list .root .it.role) }}
-automountServiceAccountToken: false
+automountServiceAccountToken: {{ include "triptych.watches" (list .root .it.role) | eq "yes" }}
 # Variables of a Service named triptych-engine would be read as settings of the engine.
 enableServiceLinks: false
 # preStop, then the requests' time to end, then 15 s for the process.

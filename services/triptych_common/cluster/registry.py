@@ -6,13 +6,13 @@ What the registry says is never waited for. While its server is away, the last k
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-import time
 from collections import Counter
 from typing import Any
 
-from triptych_common.cluster.resolver import Update
+from triptych_common.cluster.resolver import LastKnown, Update
 from triptych_common.rpc.registration import LEASE_S, PREFIX, registry_client
 from triptych_common.targets import parse_address
 
@@ -41,9 +41,8 @@ class RegistryResolver:
 
     async def watch(self, update: Update) -> None:
         client = registry_client(self._url)
-        known: tuple[str, ...] = ()
-        failure, run_id, settled_s = "", "", 0.0
-        first = True
+        known = LastKnown(f"the registry of {self._role}s", LEASE_S, update)
+        run_id = ""
         try:
             while True:
                 self._hint.clear()
@@ -53,28 +52,17 @@ class RegistryResolver:
                         raise ConnectionError("the server is a replica")
                     found = await self._read(client)
                 except Exception as error:  # the client's errors are many
-                    if str(error) != failure:
-                        failure = str(error)
-                        log.warning("the registry cannot be read, so the %ss stay as they are: %s", self._role, failure)
+                    known.failed(str(error))
                     # After a fail-over, the name may lead to another server.
                     await client.connection_pool.disconnect()
                 else:
-                    if failure or (run_id and info.get("run_id") != run_id):
-                        # Perhaps its database is empty now. Services that are there renew their leases in this time.
-                        settled_s = time.monotonic() + LEASE_S
-                        failure = ""
+                    if run_id not in ("", info.get("run_id")):
+                        known.restarted()
                     run_id = str(info.get("run_id"))
-                    if time.monotonic() < settled_s:
-                        found = tuple(sorted({*known, *found}))
-                    if (found and found != known) or first:
-                        log.info("the registry's %ss are %s", self._role, ", ".join(found) or "none")
-                        update(found)
-                        known, first = found, False
-                try:
+                    known.found(found)
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(READ_S):
                         await self._hint.wait()
-                except TimeoutError:
-                    continue
         finally:
             await client.aclose()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from triptych.errors import StartupError
 
+from triptych_common.cluster.kubernetes import KubernetesResolver
 from triptych_common.cluster.registry import RegistryResolver
 from triptych_common.cluster.resolver import DnsResolver, FileResolver, JoinedResolver, Resolver, StaticResolver, join
 from triptych_common.targets import parse_address, parse_target
@@ -19,7 +20,8 @@ def resolver_of(targets: Sequence[str], role: str, fingerprint: str = "") -> Res
     Args:
         targets: each `host:port`. An IP address or localhost is used as it is. Any other name stands for all its addresses, which
             are looked up periodically. `static:host:port` connects to the name without such lookups; `dns:host:port` looks up any
-            name. `file:/path` stands for the addresses in a file, the URL of a registry for those that are registered there.
+            name. `file:/path` stands for the addresses in a file, `kubernetes:service:port` and `kubernetes:service.namespace:port`
+            for the endpoints of a Service, the URL of a registry for those that are registered there.
         role: of the services: engine, encoder or frontend.
         fingerprint: the model of the services; empty for any.
 
@@ -39,7 +41,10 @@ def resolver_of(targets: Sequence[str], role: str, fingerprint: str = "") -> Res
             resolvers.append(RegistryResolver(rest, role, fingerprint))
             continue
         host, port = parse_address(rest)
-        if scheme == "dns" or (not scheme and not _is_literal(host)):
+        if scheme == "kubernetes":
+            service, _, namespace = host.partition(".")
+            resolvers.append(KubernetesResolver(service, namespace, port))
+        elif scheme == "dns" or (not scheme and not _is_literal(host)):
             resolvers.append(DnsResolver(host, port))
         else:
             static.append(join(host, port))

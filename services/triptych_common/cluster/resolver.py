@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import os
 import re
 import socket
 import stat
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -85,6 +87,48 @@ class _Changes:
         if why != self.failure:
             log.warning("%s cannot be read: %s", self._source, why)
         self.failure = why
+
+
+class LastKnown:
+    """The addresses of a source that may be away for a while, and come back without a memory.
+
+    While it is away, the last known addresses stay. So they do for `settle_s` after it is back, because services may have to tell
+    it of themselves again first. And there never are none once there were some: who uses them sees for itself which one answers.
+
+    Args:
+        source: where the addresses come from, for the log.
+        settle_s: time that services need to tell the source of themselves, in seconds.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, source: str, settle_s: float, update: Update, clock: Callable[[], float] = time.monotonic) -> None:
+        self._source, self._settle_s, self._update, self._clock = source, settle_s, update, clock
+        self._known: tuple[str, ...] | None = None
+        self._failure = ""
+        self._settled_s = -math.inf
+
+    def failed(self, why: str) -> None:
+        """The source cannot be read."""
+        if why != self._failure:
+            log.warning("%s cannot be read, so the addresses stay as they are: %s", self._source, why)
+        self._failure = why
+
+    def restarted(self) -> None:
+        """The source may have lost what it knew."""
+        self._settled_s = self._clock() + self._settle_s
+
+    def found(self, addresses: Iterable[str]) -> None:
+        """The source says that these are all addresses."""
+        if self._failure:
+            self._failure = ""
+            self.restarted()
+        known = self._known or ()
+        found = {*addresses, *(known if self._clock() < self._settled_s else ())}
+        result = tuple(sorted(found)) or known
+        if result != self._known:
+            log.info("%s: the addresses are %s", self._source, ", ".join(result) or "none")
+            self._known = result
+            self._update(result)
 
 
 class DnsResolver:

@@ -15,6 +15,8 @@ from support.kubernetes.control_plane import ControlPlane
 
 _NODE = "node"
 _TIME = "2026-01-01T00:00:00Z"
+#: Annotation of a Pod that a process of this machine stands for: its address.
+ADDRESS = "tests/address"
 #: Seconds between two looks.
 _INTERVAL_S = 0.2
 
@@ -59,7 +61,8 @@ class Kubelet:
         phase, ready = "Succeeded" if ends else "Running", not starting and not ends
         if pod["status"]["phase"] != phase or (ready and not _is_ready(pod)):
             number = next(self._numbers)
-            address = pod["status"].get("podIP") or f"10.1.{number // 250}.{number % 250 + 1}"
+            known = pod["status"].get("podIP") or pod["metadata"].get("annotations", {}).get(ADDRESS)
+            address = known or f"10.1.{number // 250}.{number % 250 + 1}"
             self._plane.merge(f"{path}/status", {"status": _status(pod, address, ready=ready, phase=phase)})
 
     def _provision(self, claim: Object) -> None:

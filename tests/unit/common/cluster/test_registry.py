@@ -130,7 +130,10 @@ def _answers(client: Redis) -> bool:
 
 
 async def test_the_last_ones_stay_when_all_leases_lapse(url: str) -> None:
-    """As when the server took no writes for a while: an empty set would refuse every request."""
+    """As when the server took no writes for a while: an empty set would refuse every request.
+
+    ai-dynamo/dynamo #3493: an interruption of etcd for seconds cost the leases, and every service restarted.
+    """
     async with seen(url) as told:
         lone = Registration(url, "engine", "one", lambda: entry("a:1"))
         await lone._tell(entry("a:1"))
