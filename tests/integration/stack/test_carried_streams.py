@@ -14,9 +14,12 @@ import random
 import re
 import signal
 import statistics
+import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +33,7 @@ from support.waiting import until
 from triptych.v1 import control_pb2, control_pb2_grpc
 from triptych_common.rpc.channels import CHANNEL_OPTIONS
 from triptych_common.settings import DEFAULT_MODEL
+from triptych_frontend.engines.connection import SILENCE_S
 
 NUM_STREAMS = 64
 MAX_TOKENS = 40
@@ -44,6 +48,8 @@ FAULTS = [
 ]
 NUM_FAULTS = int(os.environ.get("TRIPTYCH_FAULTS", "4"))
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300 + 90 * NUM_FAULTS), pytest.mark.long]
+#: What passes until a fault of an engine is noticed, in seconds: a lost connection at once, silence after a while.
+NOTICED_S = {"kill": 0.5, "stop": SILENCE_S + 0.5, "drain": 0.5}
 #: The text is the same wherever a sequence is computed, and beside whatever others.
 FLAGS = ["--engines", "2", "--encoders", "2", "--frontends", "2", "--engine.kv-cache-memory", "512M", "--engine.batch-invariant"]
 
@@ -127,9 +133,29 @@ async def ask(client: httpx.AsyncClient, number: int) -> Heard:
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[tuple[Serving, str]]:
+def stack() -> Iterator[tuple[Serving, tuple[str, str]]]:
+    """A stack with two gateways, and their URLs."""
     with serving(*FLAGS) as server:
-        yield server, server.wait_until_started()
+        url = server.wait_until_started()
+        (gateway,) = processes(server, "gateway")
+        with another_gateway(gateway.cmdline()) as other:
+            yield server, (url, other)
+
+
+@contextmanager
+def another_gateway(command: list[str]) -> Iterator[str]:
+    """A second gateway like the one that was started so; yields its URL."""
+    for flag in ("--port", "--grpc-port"):
+        command[command.index(flag) + 1] = "0"
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            url = next(found[1] for line in process.stderr if (found := re.search(r"listening on (http://\S+),", line)))
+            # What it logs later must not fill the pipe.
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            yield url
+        finally:
+            process.kill()
 
 
 def processes(stack: Serving, kind: str) -> list[psutil.Process]:
@@ -163,15 +189,15 @@ async def disturb(stack: Serving, kind: str, fault: str, victim: psutil.Process)
             await control.WakeUp(control_pb2.WakeUpRequest())
 
 
-async def streams(url: str, is_over: asyncio.Event) -> AsyncIterator[tuple[int, Heard]]:
-    """Answers of clients that ask one after the other, as long as it is not over."""
+async def streams(urls: tuple[str, str], is_over: asyncio.Event) -> AsyncIterator[tuple[int, Heard]]:
+    """Answers of clients that ask one after the other, half of them at each gateway, as long as it is not over."""
     answers: asyncio.Queue[tuple[int, Heard]] = asyncio.Queue()
-    limits = httpx.Limits(max_connections=NUM_STREAMS)
-    async with httpx.AsyncClient(base_url=url, timeout=180, limits=limits, trust_env=False) as client:
+    async with AsyncExitStack() as stack:
+        gateways = [await stack.enter_async_context(client_at(url)) for url in urls]
 
         async def client_of(number: int) -> None:
             while not is_over.is_set():
-                answers.put_nowait((number, await ask(client, number)))
+                answers.put_nowait((number, await ask(gateways[number % 2], number)))
 
         clients = [asyncio.create_task(client_of(number)) for number in range(NUM_STREAMS)]
         try:
@@ -189,9 +215,28 @@ async def streams(url: str, is_over: asyncio.Event) -> AsyncIterator[tuple[int, 
             await asyncio.gather(*clients, return_exceptions=True)
 
 
-async def test_no_fault_of_an_engine_or_encoder_changes_a_text(stack: tuple[Serving, str]) -> None:
-    server, url = stack
-    async with httpx.AsyncClient(base_url=url, timeout=180, trust_env=False) as client:
+def client_at(url: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url, timeout=180, limits=httpx.Limits(max_connections=NUM_STREAMS), trust_env=False)
+
+
+async def token_cost_s(client: httpx.AsyncClient) -> float:
+    """What an idle engine needs for a token of a prompt, in seconds."""
+    body = {"model": DEFAULT_MODEL, "prompt": " ".join(map(str, range(200))), "max_tokens": 1, "temperature": 0}
+    start_s = time.monotonic()
+    answer = (await client.post("/v1/completions", json=body)).raise_for_status().json()
+    return (time.monotonic() - start_s) / int(answer["usage"]["prompt_tokens"])
+
+
+async def most_at_an_engine(client: httpx.AsyncClient) -> int:
+    """How many sequences the engine has that has the most."""
+    engines = (await client.get("/load")).raise_for_status().json()["engines"]
+    return max((engine["num_running"] or 0) + (engine["num_waiting"] or 0) for engine in engines)
+
+
+async def test_no_fault_of_an_engine_or_encoder_changes_a_text(stack: tuple[Serving, tuple[str, str]]) -> None:
+    server, urls = stack
+    async with client_at(urls[0]) as client:
+        cost_s = await token_cost_s(client)
         undisturbed = await asyncio.gather(*(ask(client, number) for number in range(NUM_STREAMS)))
     assert [one.problem for one in undisturbed] == [""] * NUM_STREAMS
     chance, is_over = random.Random(NUM_FAULTS), asyncio.Event()
@@ -199,9 +244,12 @@ async def test_no_fault_of_an_engine_or_encoder_changes_a_text(stack: tuple[Serv
     times: dict[tuple[str, str], list[Heard]] = {}
     ends: Counter[str] = Counter()
     current = ("none", "none")
+    #: Tokens that the other engine has to compute again, by fault; the most of all times.
+    lost_tokens: dict[tuple[str, str], int] = {}
+    mean_tokens = statistics.mean(one.usage[0] + one.usage[1] / 2 for one in undisturbed)
 
     async def listen() -> None:
-        async for number, heard in streams(url, is_over):
+        async for number, heard in streams(urls, is_over):
             ends["whole" if not heard.problem else "bad"] += 1
             times.setdefault(current, []).append(heard)
             if heard.problem:
@@ -215,6 +263,9 @@ async def test_no_fault_of_an_engine_or_encoder_changes_a_text(stack: tuple[Serv
         current = FAULTS[number % len(FAULTS)]
         victim = chance.choice(processes(server, current[0]))
         before = ends.total()
+        async with client_at(urls[0]) as client:
+            num_lost = round(await most_at_an_engine(client) * mean_tokens)
+        lost_tokens[current] = max(num_lost, lost_tokens.get(current, 0))
         await disturb(server, *current, victim)
         await until(lambda before=before: ends.total() >= before + NUM_STREAMS, 120)  # type: ignore[misc]
         assert len(processes(server, current[0])) == 2
@@ -228,6 +279,12 @@ async def test_no_fault_of_an_engine_or_encoder_changes_a_text(stack: tuple[Serv
                 ("longest pause", [one.longest_pause_s for one in answers]),
             )
         ]
+        if fault[0] == "engine":
+            most_s = NOTICED_S[fault[1]] + 1.5 * lost_tokens[fault] * cost_s
+            pause_s = statistics.quantiles([one.longest_pause_s for one in answers], n=100)[98]
+            told.append(f"{lost_tokens[fault]} tokens of {1e3 * cost_s:.2f} ms are computed again: at most {most_s:.2f} s")
+            if pause_s > most_s:
+                problems.append(f"{fault}: p99 of the pauses is {pause_s:.2f} s, not {most_s:.2f}")
         slowest = [one.number for one in sorted(answers, key=lambda one: one.longest_pause_s)[-4:]]
         print(f"{fault}: {len(answers)} streams, {'; '.join(told)}; slowest: {slowest}")
     print(dict(ends), f"{NUM_FAULTS} faults, {len(problems)} problems")
