@@ -12,22 +12,28 @@ whole prompt of --prefill tokens; each --steps times without a clock inside, whi
 one, taking turns, which gives its stages (engine/stages.py). Medians. A prompt of each context is also computed from its begin, in
 as many steps as the engine takes for it.
 
+With --costs-file, what a step costs is fitted to the measured ones, and written for engines that are simulated (--engine.simulate).
+
 Results go to benchmarks/results/<date>-<name>.json. For two commits, or two settings, measure by turns and use benchmarks.compare.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
+import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import psutil
 from pydantic_settings import CliApp
 from triptych_common.model.store import TEXT_MODEL
 
+from benchmarks.engine.costs import fit
 from benchmarks.engine.local import EngineCore, EngineSettings, LoadedEngine, Request, SamplingParams, load_engine
 from benchmarks.engine.outside import Outside
 from benchmarks.engine.stages import STAGES, TimedSteps
@@ -136,7 +142,8 @@ def run(args: argparse.Namespace) -> dict:
     flags = ["--model", args.model, "--kv-cache-memory", args.kv_cache_memory, *args.serve_args]
     runs, prompts = [], []
     with Outside() as outside:
-        bench = Bench(load_engine(CliApp.run(EngineSettings, cli_args=flags)), outside)
+        loaded = load_engine(CliApp.run(EngineSettings, cli_args=flags))
+        bench = Bench(loaded, outside)
         described = describe("steps")
         meter = BusyMeter([psutil.Process()])
         sizes = [(num_seqs, args.contexts[0]) for num_seqs in args.sequences]
@@ -150,9 +157,18 @@ def run(args: argparse.Namespace) -> dict:
             for num_tokens in args.contexts:
                 prompts.append({"repeat": repeat, **bench.whole_prompt(num_tokens)})
                 print("prompt of {prompt_tokens} tokens: {seconds:.2f} s in {num_steps} steps".format(**prompts[-1]), flush=True)
+        if args.costs_file is not None:
+            write_costs(args.costs_file, runs, loaded.scheduler.kv_cache.pool.num_blocks)
         described["others_percent"] = meter.percent()["others"]
     keys = ("sequences", "contexts", "context_sequences", "prefill", "steps", "repeats", "kv_cache_memory")
     return {**described, "load": describe_load(args, *keys), "runs": runs, "prompts": prompts}
+
+
+def write_costs(path: Path, runs: list[dict], num_blocks: int) -> None:
+    """The file for engines that are simulated."""
+    costs, error = fit(runs)
+    path.write_text(json.dumps({**dataclasses.asdict(costs), "num_blocks": num_blocks}, indent=1) + "\n")
+    print(f"a step costs {costs}; no measured one differs by more than {100 * error:.0f} %; wrote {path.name}")
 
 
 def parse_args() -> argparse.Namespace:
@@ -165,6 +181,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, help="that are timed without a clock inside, and as many with one")
     parser.add_argument("--repeats", type=int, default=2, help="how often each whole prompt is computed")
     parser.add_argument("--kv-cache-memory", default="2G", help="of the engine; room for the longest contexts together")
+    parser.add_argument(
+        "--costs-file", type=Path, metavar="FILE", help="write the costs of a step to it, fitted to the measured ones"
+    )
     parser.add_argument("--name", default="steps", help="of the results file")
     parser.add_argument("serve_args", nargs="*", help="after --: flags for `triptych engine`")
     args = parser.parse_args()

@@ -22,11 +22,11 @@ import torch  # noqa: E402
 from sentence_transformers import SentenceTransformer  # noqa: E402
 from triptych_common.model.pooling import served_model  # noqa: E402
 from triptych_common.model.store import EMBEDDING_MODEL, resolve_model  # noqa: E402
+from triptych_engine.assembly import make_scheduler, runner_config  # noqa: E402
 from triptych_engine.core import EngineCore  # noqa: E402
 from triptych_engine.executor.in_process import InProcessExecutor  # noqa: E402
 from triptych_engine.scheduling.output import SequenceOutput  # noqa: E402
 from triptych_engine.scheduling.request import PoolingParams, Request, SamplingParams  # noqa: E402
-from triptych_engine.service import make_scheduler, runner_config  # noqa: E402
 from triptych_engine.settings import EngineSettings  # noqa: E402
 
 from benchmarks.harness.machine import BusyMeter  # noqa: E402

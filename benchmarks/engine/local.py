@@ -13,6 +13,7 @@ from triptych_common.model import store as model_store
 
 set_torch_environment()  # as the engine does before torch is imported
 
+from triptych_engine.assembly import make_scheduler, runner_config  # noqa: E402
 from triptych_engine.core import EngineCore, new_device_thread  # noqa: E402
 from triptych_engine.executor.in_process import InProcessExecutor  # noqa: E402
 from triptych_engine.load import Load  # noqa: E402
@@ -21,7 +22,6 @@ from triptych_engine.runner.model_runner import ModelRunner  # noqa: E402
 from triptych_engine.scheduling.output import SequenceOutput  # noqa: E402
 from triptych_engine.scheduling.request import Request, SamplingParams  # noqa: E402
 from triptych_engine.scheduling.scheduler import Scheduler  # noqa: E402
-from triptych_engine.service import make_scheduler, runner_config  # noqa: E402
 from triptych_engine.settings import EngineSettings  # noqa: E402
 
 from benchmarks.load.figures import Answer  # noqa: E402

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.harness.machine import REPOSITORY
 from benchmarks.harness.sitting import RESULTS, new_parser
-from benchmarks.report import clients, encoder, sampling, serving, steps, telemetry
+from benchmarks.report import clients, encoder, routing, sampling, serving, steps, telemetry
 from benchmarks.report.plots import Chart, draw
 
 DOCUMENT = REPOSITORY / "docs" / "performance.md"
@@ -44,6 +44,7 @@ KINDS = {
     "serving": Kind(serving.render, serving.charts),
     "streams": Kind(serving.render, serving.charts),
     "steps": Kind(steps.render, steps.charts),
+    "routing": Kind(routing.render),
     "encoder": Kind(encoder.render),
     "constraints.streams": Kind(sampling.render_streams),
     "constraints.steps": Kind(sampling.render_steps),

@@ -7,12 +7,10 @@ import contextlib
 import dataclasses
 import importlib
 import logging
-from pathlib import Path
 from types import ModuleType
 
 import grpc
 import psutil
-import torch
 from prometheus_client import Metric
 from triptych.errors import ServiceUnavailableError, StartupError
 from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
@@ -21,17 +19,15 @@ from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolution import resolver_of
 from triptych_common.constraints.cache import warm_up
 from triptych_common.constraints.spec import KINDS
-from triptych_common.host.cores import num_usable_cores
-from triptych_common.host.memory import private_memory, usable_memory
 from triptych_common.model import store as model_store
-from triptych_common.model.pooling import PoolingModel, served_model
+from triptych_common.model.pooling import served_model
 from triptych_common.rpc.control import State
 from triptych_common.rpc.security.roles import Role
 from triptych_common.rpc.security.tls import Tls
 from triptych_common.rpc.server import ServiceServer
 
+from triptych_engine.assembly import make_scheduler, new_executor, runner_config
 from triptych_engine.core import EngineCore, new_device_thread
-from triptych_engine.executor.in_process import InProcessExecutor
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
 from triptych_engine.load import Load
 from triptych_engine.media.fetcher import EmbeddingFetcher, FetchStatistics
@@ -41,14 +37,9 @@ from triptych_engine.rpc.outbox import Outbox
 from triptych_engine.rpc.servicer import EngineServicer
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.memory import fitting_context
-from triptych_engine.scheduling.kv_cache import KVCacheManager
-from triptych_engine.scheduling.pacer import StepPacer
-from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.settings import EngineSettings
 
 log = logging.getLogger(__name__)
-#: Token budget of a step: (on a CPU, generates text) -> tokens.
-_DEFAULT_BUDGETS = {(True, True): 512, (True, False): 2048, (False, True): 8192, (False, False): 16384}
 _DESCRIPTOR = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
 
 
@@ -138,10 +129,10 @@ class EngineService:
         name = settings.served_model_name or model_store.served_name(settings.model)
         model, pooling = served_model(path, name, settings.max_model_len, settings.task)
         config = runner_config(settings, model, path, pooling)
-        executor = InProcessExecutor(config)
+        executor = await asyncio.to_thread(new_executor, settings, config, model.vocab_size)
         await self._server.start()
         try:
-            loaded = await self._load(executor, stop, is_generating=pooling is None)
+            loaded = await self._load(executor, stop, has_constraints=pooling is None and settings.simulate is None)
             if loaded is not None:
                 await self._serve(executor, config, model, loaded)
                 await self._until_stopped(stop)
@@ -167,7 +158,10 @@ class EngineService:
         config = dataclasses.replace(config, max_model_len=model.max_model_len)
         model.vocab_size = loaded.vocab_size
         model.quantization = settings.quantization
-        model.capabilities.constraints.extend(KINDS if config.pooling is None else ())
+        if settings.simulate is not None:
+            del model.capabilities.modalities[:]
+        elif config.pooling is None:
+            model.capabilities.constraints.extend(KINDS)
         model.capabilities.continuation = config.pooling is None
         if isinstance(traits, MediaTraits):
             # Encoders know nothing of pooling, which is in the fingerprint of a model that embeds.
@@ -225,10 +219,10 @@ class EngineService:
     def _on_load(self, load: Load) -> None:
         self._servicer.on_load(load)
 
-    async def _load(self, executor: Executor, stop: asyncio.Event, *, is_generating: bool) -> ExecutorInfo | None:
+    async def _load(self, executor: Executor, stop: asyncio.Event, *, has_constraints: bool) -> ExecutorInfo | None:
         """Load the model on the device thread. Returns None if the service has to stop."""
         loaded = await asyncio.wrap_future(self._device_thread.submit(executor.load))
-        if is_generating and not stop.is_set():
+        if has_constraints and not stop.is_set():
             # Before requests come: llguidance keeps the GIL for 0.3 s (49,152 tokens), in which no step could begin.
             await asyncio.wrap_future(warm_up(executor.compile_constraint))
         return None if stop.is_set() else loaded
@@ -246,56 +240,3 @@ def vllm_rpc() -> ModuleType:
         return importlib.import_module("triptych_engine.rpc.vllm.servicer")
     except ModuleNotFoundError as error:
         raise StartupError(f"vllm_grpc needs the package smg-grpc-proto ({error})") from error
-
-
-def make_scheduler(settings: EngineSettings, config: RunnerConfig, loaded: ExecutorInfo) -> Scheduler:
-    """The scheduler for a loaded model. Steps are limited by time if the executor has measured their costs."""
-    return Scheduler(
-        KVCacheManager(loaded.num_blocks, loaded.block_size, settings.enable_prefix_caching and config.pooling is None),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_waiting=settings.max_waiting,
-        max_model_len=config.max_model_len,
-        max_embeddings=settings.embedding_cache_memory // loaded.embedding_bytes,
-        can_chunk=loaded.can_chunk,
-        pacer=None if loaded.costs is None else StepPacer(loaded.costs, settings.max_step_ms / 1e3),
-    )
-
-
-def runner_config(
-    settings: EngineSettings, model: common_pb2.ModelInfo, path: Path, pooling: PoolingModel | None = None
-) -> RunnerConfig:
-    """Derive the runner's configuration. Also sets the number of compute threads of this process."""
-    num_threads = None
-    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device)
-    if device.type == "cpu":
-        num_threads = settings.num_threads or num_usable_cores()
-        torch.set_num_threads(num_threads)
-    budget = settings.max_num_batched_tokens or _DEFAULT_BUDGETS[device.type == "cpu", pooling is None]
-    if pooling is not None and pooling.is_bidirectional:
-        budget = max(budget, model.max_model_len)  # a text is computed whole
-    if budget < settings.max_num_seqs:
-        raise StartupError(f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({settings.max_num_seqs})")
-    return RunnerConfig(
-        model_path=path,
-        model_name=model.name,
-        max_model_len=model.max_model_len,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=budget,
-        block_size=settings.block_size or (16 if device.type == "cpu" else 256),
-        kv_cache_bytes=settings.kv_cache_memory,
-        memory_limit=settings.memory_limit or usable_memory().available + private_memory(),
-        memory_utilization=settings.memory_utilization,
-        reserved_bytes=settings.embedding_cache_memory if settings.encoder_addresses else 0,
-        dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
-        kv_cache_dtype=None if settings.kv_cache_dtype == "auto" else getattr(torch, settings.kv_cache_dtype),
-        prefault_kv_cache=settings.prefault_kv_cache,
-        device=device,
-        attention=settings.attention,
-        cuda_graphs=settings.cuda_graphs,
-        batch_invariant=settings.batch_invariant,
-        quantization=settings.quantization,
-        pooling=pooling,
-        num_threads=num_threads,
-        num_threads_while_encoding=num_threads and min(num_threads, settings.num_threads_while_encoding or num_threads),
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -47,6 +48,13 @@ class EngineSettings(GrpcServiceSettings):
             "the package smg-grpc-proto."
         ),
     ] = False
+    simulate: Annotated[
+        Path | None,
+        Field(
+            description="File with the costs of an engine's steps: this one computes nothing, takes that long, and answers with "
+            "made-up words. For load tests and routing."
+        ),
+    ] = None
     device: Annotated[str, Field(description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")] = "auto"
     attention: Annotated[
         Literal["auto", "cpu", "cuda", "torch"],

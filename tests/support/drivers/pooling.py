@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 from triptych_common.model.pooling import TaskName, served_model
+from triptych_engine.assembly import make_scheduler, runner_config
 from triptych_engine.core import EngineCore
 from triptych_engine.executor.in_process import InProcessExecutor
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import PoolingParams, Request, SamplingParams
-from triptych_engine.service import make_scheduler, runner_config
 from triptych_engine.settings import EngineSettings
 
 

@@ -12,11 +12,11 @@ from support.builders.engine import a_tiny_llama_config, save_random_model
 from triptych.errors import StartupError
 from triptych_common.host.memory import Memory, private_memory
 from triptych_common.model.pooling import served_model
+from triptych_engine.assembly import runner_config
 from triptych_engine.executor.in_process import InProcessExecutor
 from triptych_engine.executor.protocol import ExecutorInfo
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.memory import fitting_context, kv_cache_bytes
-from triptych_engine.service import runner_config
 from triptych_engine.settings import EngineSettings
 
 GIB = 1 << 30

@@ -1,0 +1,159 @@
+"""An executor that computes nothing: a step takes as long as its costs say, and answers are made-up words.
+
+Everything around it is real: scheduler, blocks, prefix cache, queue, sessions. So it shows what routing, scaling and failures do to
+a load on a machine that could not run one of its engines.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from tokenizers import Tokenizer
+from triptych.errors import StartupError, UnimplementedError
+from triptych_common.constraints.spec import ConstraintSpec
+
+from triptych_engine.executor.protocol import ExecutorInfo
+from triptych_engine.scheduling.output import SchedulerOutput, StepResult
+from triptych_engine.scheduling.request import TokenLogprobs
+from triptych_engine.scheduling.step_costs import StepCosts
+
+#: Words that stay one token if an answer is tokenized again, as in the next turn of a conversation.
+_FIRST_WORD, _NEXT_WORD = re.compile(r"[A-Z][a-z]+"), re.compile(r"[Ġ▁][a-z]{2,}")
+
+
+class SimulatedEngine(BaseModel):
+    """What a simulated engine can do. `python -m benchmarks.steps --costs-file FILE` measures it on an engine that computes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: Seconds that each step takes, that each decoding sequence adds, and each prompt token.
+    fixed_s: float = Field(gt=0, le=60)
+    decode_s: float = Field(ge=0, le=60)
+    prompt_token_s: float = Field(gt=0, le=60)
+    #: Size of its KV cache.
+    num_blocks: int = Field(ge=1, le=1 << 24)
+
+    @classmethod
+    def read(cls, path: Path) -> SimulatedEngine:
+        """From a file of JSON. Raises StartupError."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise StartupError(f"simulate: cannot read {path}: {error.strerror}") from error
+        except ValidationError as error:
+            details = error.errors()[0]
+            raise StartupError(f"simulate: {path}: {'.'.join(map(str, details['loc']))}: {details['msg']}") from error
+
+    @property
+    def costs(self) -> StepCosts:
+        return StepCosts(self.fixed_s, self.decode_s, self.prompt_token_s)
+
+
+@dataclass(slots=True)
+class _Sequence:
+    last_token_id: int
+    num_tokens: int
+    has_output: bool
+    has_logprobs: bool
+
+
+class SimulatedExecutor:
+    """Implements `Executor` by waiting.
+
+    A token depends on the one before it and on its position. So an answer that goes on at another engine is the same.
+
+    Args:
+        model_path: directory of the model; of its files, the tokenizer is read.
+        vocab_size: number of token ids of the model.
+    """
+
+    def __init__(self, engine: SimulatedEngine, model_path: Path, vocab_size: int, block_size: int) -> None:
+        self._engine, self._model_path, self._vocab_size, self._block_size = engine, model_path, vocab_size, block_size
+        self._first_words: Sequence[int] = ()
+        self._next_words: Sequence[int] = ()
+        self._sequences: dict[str, _Sequence] = {}
+        #: Steps that were launched -> when they end, on the clock of time.perf_counter.
+        self._ends_s: dict[int, float] = {}
+        self._scheduled: dict[int, SchedulerOutput] = {}
+        self._idle_from_s = 0.0
+
+    def load(self) -> ExecutorInfo:
+        vocabulary = _vocabulary(self._model_path)
+        self._first_words = sorted(token_id for word, token_id in vocabulary.items() if _FIRST_WORD.fullmatch(word))
+        self._next_words = sorted(token_id for word, token_id in vocabulary.items() if _NEXT_WORD.fullmatch(word))
+        if not self._first_words or not self._next_words:
+            raise StartupError(f"simulate: the tokenizer in {self._model_path} has no words to answer with")
+        return ExecutorInfo(
+            vocab_size=self._vocab_size,
+            num_blocks=self._engine.num_blocks,
+            block_size=self._block_size,
+            media_traits="a simulated engine takes no media",
+            embedding_bytes=1,
+            costs=self._engine.costs,
+        )
+
+    def launch(self, scheduled: SchedulerOutput) -> None:
+        # A device computes one step after the other.
+        start_s = max(time.perf_counter(), self._idle_from_s)
+        self._idle_from_s = start_s
+        if scheduled.num_scheduled_tokens:
+            self._idle_from_s += self._engine.costs.step_s(scheduled.num_decoding, scheduled.num_prompt_tokens)
+        for request_id in scheduled.dropped:
+            self._sequences.pop(request_id, None)
+        for new in scheduled.new:
+            num_tokens, wants = len(new.token_ids), new.sampling.logprobs is not None
+            self._sequences[new.request_id] = _Sequence(new.token_ids[-1], num_tokens, num_tokens > new.num_prompt_tokens, wants)
+        self._ends_s[scheduled.step_id], self._scheduled[scheduled.step_id] = self._idle_from_s, scheduled
+
+    def sample(self, step_id: int) -> None:
+        """Nothing to do: `result` makes the tokens."""
+
+    def result(self, step_id: int) -> StepResult:
+        time.sleep(max(0.0, self._ends_s.pop(step_id) - time.perf_counter()))
+        result = StepResult()
+        for request_id in self._scheduled.pop(step_id).max_new_tokens:
+            sequence = self._sequences[request_id]
+            token_id = self._next_token(sequence)
+            result.token_ids[request_id] = [token_id]
+            if sequence.has_logprobs:
+                result.logprobs[request_id] = [TokenLogprobs(token_id, 0.0, 1)]
+        return result
+
+    def _next_token(self, sequence: _Sequence) -> int:
+        words = self._next_words if sequence.has_output else self._first_words
+        token_id = words[crc32(b"%d %d" % (sequence.last_token_id, sequence.num_tokens)) % len(words)]
+        sequence.last_token_id, sequence.has_output = token_id, True
+        sequence.num_tokens += 1
+        return token_id
+
+    def compile_constraint(self, spec: ConstraintSpec) -> Future[Any]:
+        refused: Future[Any] = Future()
+        refused.set_exception(UnimplementedError("a simulated engine follows no constraints", field="constraint"))
+        return refused
+
+    def check_health(self) -> None:
+        """It cannot be lost."""
+
+    def free_cache(self) -> None:
+        """It has none."""
+
+    def unload(self) -> None:
+        """It has no weights."""
+
+    def restore(self) -> None:
+        """Nothing was freed."""
+
+
+def _vocabulary(model_path: Path) -> dict[str, int]:
+    try:
+        return dict(Tokenizer.from_file(str(model_path / "tokenizer.json")).get_vocab(with_added_tokens=False))
+    except Exception as error:  # the tokenizer's errors are of no class of their own
+        raise StartupError(f"simulate: cannot read the tokenizer in {model_path}: {error}") from error
