@@ -212,7 +212,9 @@ class Frontend:
     def state(self) -> common_pb2.ServerState:
         if self._admission.is_draining:
             return State.SERVER_STATE_DRAINING
-        return State.SERVER_STATE_SERVING if self._engines.ready else State.SERVER_STATE_UNAVAILABLE
+        # An engine that does not answer keeps its connection, and would keep every request waiting.
+        works = any(not engine.in_doubt.is_set() for engine in self._engines.ready)
+        return State.SERVER_STATE_SERVING if works else State.SERVER_STATE_UNAVAILABLE
 
     @property
     def num_live_requests(self) -> int:

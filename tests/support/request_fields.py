@@ -99,6 +99,7 @@ _SHARED: dict[str, Row] = {
     "include_stop_str_in_output": Sent(True, _OPTIONS + "include_stop_in_output", True),
     "priority": Sent(-1, _OPTIONS + "priority", -1),
     "cache_salt": Sent("s", _OPTIONS + "cache_salt", "s"),
+    "prompt_cache_key": Sent("k", _OPTIONS + "affinity_key", "k"),
     "return_token_ids": Answered(True, "choices.0.token_ids", [5, 6]),
     "response_format": Sent(
         {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": False}},
@@ -138,7 +139,6 @@ CHAT_FIELDS: dict[str, Row] = _SHARED | {
     "mm_processor_kwargs": Sent({"fps": 2}, "messages.0.content.0.media.processor_options", {"fps": 2.0}, {"messages": _IMAGE}),
     "metadata": Label({"a": "b"}),
     "safety_identifier": Label("s"),
-    "prompt_cache_key": Label("k"),
     "tools": Sent([TOOL], "tools", [{"name": "find", "parameters_json_schema": '{"type":"object"}'}]),
     "tool_choice": Sent("required", "tool_choice.mode", "MODE_REQUIRED", TOOLS),
     "parallel_tool_calls": Sent(False, "parallel_tool_calls", False, TOOLS),

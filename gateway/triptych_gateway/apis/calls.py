@@ -19,6 +19,8 @@ from triptych_gateway.wire.contract import ConvertedChat, put_files
 from triptych_gateway.wire.errors import openapi_responses
 from triptych_gateway.wire.field_names import in_client_terms
 
+#: Names the session that a request belongs to, where the body has no `prompt_cache_key`. Longer names are cut.
+SESSION_HEADER, _MAX_SESSION_CHARS = "x-session-id", 512
 #: What the OpenAPI document says of OpenAI's answers.
 OPENAI_EVENTS = "One JSON object; or, when stream is true, server-sent events with chunks of it, and data: [DONE] at the end."
 #: A streamed answer, for the OpenAPI document, whose schema is that of each event.
@@ -57,6 +59,10 @@ async def generate(request: Request, call: GenerationCall) -> tuple[Generation, 
         AccessDeniedError: the key has too few tokens left.
     """
     await grant_of(request).admit(call.calls)
+    if session := request.headers.get(SESSION_HEADER, "")[:_MAX_SESSION_CHARS]:
+        for one in call.calls:
+            if not one.request.options.HasField("affinity_key"):
+                one.request.options.affinity_key = session
     # The body is no longer needed. Reserve memory for its files only, until a frontend has answered.
     release = take_hold(request, call.num_file_bytes)
     gateway = gateway_of(request)

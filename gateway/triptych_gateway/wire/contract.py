@@ -127,6 +127,7 @@ def generation_options(request: GenerationRequest, parts: FileParts) -> generati
         return_token_ids=request.has_continuous_usage or request.return_token_ids,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        affinity_key=request.prompt_cache_key,
         constraint=_constraint(request.response_format, request.structured_outputs, parts),
         bad_words=request.bad_words,
         truncate_prompt_tokens=request.truncate_prompt_tokens,

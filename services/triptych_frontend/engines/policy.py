@@ -21,8 +21,9 @@ from triptych_frontend.engines.connection import EngineConnection
 Routing = Literal["prefix", "least-load", "round-robin"]
 #: What a sequence that runs or waits costs, in prompt tokens.
 _SEQUENCE_TOKENS = 64
-#: Costs that differ by less are equal. Then the engine goes first that owns the prompt's first block: so several frontends, which
-#: do not know of each other, send new prompts with the same beginning to the same engine.
+#: Costs that differ by less are equal. Among engines that hold nothing of the prompt, then that one goes first that owns the
+#: request's affinity key, or else the prompt's first block: so several frontends, which do not know of each other, send what
+#: belongs together to the same engine.
 _GRAIN_TOKENS = 2 * _SEQUENCE_TOKENS
 #: Blocks of a prompt that are compared. Their names take a microsecond each, on the event loop.
 _MAX_BLOCKS = 1024
@@ -35,12 +36,16 @@ class PromptCost:
         self._request = request
         #: By tokens per block, which is the same in all engines that have the same settings.
         self._blocks: dict[int, list[int]] = {}
+        self._key = f"{request.context.tenant}\0{request.affinity_key}".encode() if request.affinity_key else b""
 
     def __call__(self, engine: EngineConnection) -> tuple[Any, ...]:
-        cost = self.num_missing(engine) + engine.num_pending_tokens + _SEQUENCE_TOKENS * engine.load
         blocks = self._of(engine)
-        owner = rendezvous(engine.address, blocks[0].to_bytes(8, "little")) if blocks else b""
-        return cost // _GRAIN_TOKENS, owner, cost
+        num_held = engine.blocks.num_held(blocks)
+        num_missing = len(self._request.prompt_token_ids) - num_held * engine.blocks.block_size
+        cost = num_missing + engine.num_pending_tokens + _SEQUENCE_TOKENS * engine.load
+        if num_held or not (self._key or blocks):
+            return cost // _GRAIN_TOKENS, 0, cost
+        return cost // _GRAIN_TOKENS, 1, rendezvous(engine.address, self._key or blocks[0].to_bytes(8, "little")), cost
 
     def num_missing(self, engine: EngineConnection) -> int:
         """Tokens of the prompt that the engine has to compute."""

@@ -145,6 +145,7 @@ class Generator:
             sampling=params.for_engine(max_tokens if is_set else None),
             priority=params.options.priority,
             cache_salt=principal.scoped_salt(params.options.cache_salt),
+            affinity_key=params.options.affinity_key or None,
             n=params.num_choices,
             context=call_context(principal.tenant, in_engine),
             constraint=call.constraint,

@@ -18,7 +18,9 @@ from triptych.errors import InternalError, QueueFullError
 from triptych.v1 import common_pb2, engine_pb2, generation_pb2
 from triptych_common.cluster.breaker import MAX_FAILURES
 from triptych_common.model.store import model_info
+from triptych_common.rpc.control import State
 from triptych_common.rpc.status import to_request_error
+from triptych_frontend.engines import connection as engine_connection
 from triptych_frontend.engines.policy import demand_of
 from triptych_frontend.engines.router import EngineRouter
 
@@ -238,4 +240,23 @@ async def test_the_only_engine_is_used_even_if_it_keeps_failing() -> None:
             with pytest.raises(AioRpcError, match="the step failed"):
                 await collect(bench.chat(chat_request()))
         bench.engine.script = hello()
+        assert joined(await collect(bench.chat(chat_request()))) == "Hello there"
+
+
+async def test_a_frontend_whose_engines_are_all_frozen_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vllm-project/vllm #53157: the server came up and answered 200 for its models, while nothing could be generated."""
+    monkeypatch.setattr(engine_connection, "_TICK_S", 0.01)
+    monkeypatch.setattr(engine_connection, "SILENCE_S", 0.1)
+    async with two_engines() as (bench, first, second):
+        state = State.SERVER_STATE_SERVING
+        assert bench.frontend.state == state
+        await first.pause()
+        await second.pause()
+        calls = [asyncio.create_task(collect(bench.chat(chat_request()))) for _ in range(2)]
+        await until(lambda: bench.frontend.state == State.SERVER_STATE_UNAVAILABLE)
+        await first.resume()
+        await second.resume()
+        # They are ready again without a restart, although nobody asks them for anything more.
+        await until(lambda: bench.frontend.state == state)
+        await asyncio.gather(*calls, return_exceptions=True)
         assert joined(await collect(bench.chat(chat_request()))) == "Hello there"

@@ -177,6 +177,7 @@ async def test_a_beam_search_fails_with_its_engine_and_ends_with_its_client() ->
     ("options", "field", "message"),
     [
         (Options(bad_words=["a", " "]), "options.bad_words[1]", "empty"),
+        (Options(affinity_key="k" * 513), "options.affinity_key", "at most 512 characters"),
         (Options(bad_words=["x" * 100]), "options.bad_words[0]", "at most 64 tokens"),
         (Options(truncate_prompt_tokens=0), "options.truncate_prompt_tokens", "[1, 256]"),
         (Options(n=3, best_of=2), "options.best_of", "[3, 128]"),

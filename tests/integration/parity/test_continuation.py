@@ -90,6 +90,7 @@ def _behind_a_token(request: engine_pb2.EngineRequest) -> None:
 def test_its_constraint_goes_on(
     engine: EngineDriver, constrain: Callable[[engine_pb2.EngineRequest], None], seed: int, cut: int, ahead: bool
 ) -> None:
+    """ai-dynamo/dynamo #7930: the grammar began anew at the other worker, so that objects were nested."""
     first = message(Params(seed=seed))
     constrain(first)
     whole = run(engine, first)

@@ -21,7 +21,8 @@ _OPTIONS: dict[str, Any] = {
     "frequency_penalty": 0.5, "repetition_penalty": 2.0, "logit_bias": {7: 1.5}, "allowed_token_ids": [1], "bad_token_ids": [2],
     "stop_token_ids": [3], "ignore_eos": True, "seed": -5, "logprobs": 0, "prompt_logprobs": 2, "stop": ["a", "b"],
     "include_stop_in_output": True, "skip_special_tokens": False, "n": 2, "return_token_ids": True, "priority": -1,
-    "cache_salt": "s", "bad_words": ["w"], "truncate_prompt_tokens": -1, "best_of": 3, "clamp_max_tokens": True,
+    "cache_salt": "s", "affinity_key": "k", "bad_words": ["w"], "truncate_prompt_tokens": -1, "best_of": 3,
+    "clamp_max_tokens": True,
 }  # fmt: skip
 
 

@@ -135,6 +135,7 @@ async def test_an_engine_that_had_nothing_to_do_is_not_stalled(monkeypatch: pyte
 
 
 async def test_an_engine_whose_steps_are_long_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sgl-project/sglang #22511: long prompts made a server unhealthy, because no output came for 20 s."""
     async with engines("a:1", "b:1") as (router, made, _resolver):
         router.start(a_request(), Heard())
         engine, _ = of(made, "r")

@@ -100,6 +100,38 @@ async def test_new_prompts_with_one_beginning_have_one_home_for_all_frontends() 
     assert len(set(homes.pop())) == 3
 
 
+async def test_new_prompts_with_one_key_have_one_home() -> None:
+    async with engines("a:1", "b:1", "c:1") as (router, made, _resolver):
+        for engine in made.values():
+            holds(engine, [])
+        homes: dict[str, set[str]] = {}
+        for number in range(60):
+            request = asks(prompt(number))
+            request.affinity_key = f"session {number % 6}"
+            homes.setdefault(request.affinity_key, set()).add(await chosen(router, request))
+        assert all(len(found) == 1 for found in homes.values())
+        assert len(set.union(*homes.values())) == 3
+        elsewhere = {await chosen(router, asks_as(tenant)) for tenant in map(str, range(20))}
+        assert len(elsewhere) == 3, "tenants have sessions of their own"
+
+
+def asks_as(tenant: str) -> engine_pb2.EngineRequest:
+    request = asks(prompt(0), tenant=tenant)
+    request.affinity_key = "session 0"
+    return request
+
+
+async def test_what_all_engines_hold_has_no_home() -> None:
+    """Else the owner of a system prompt that everybody has would always have the most to do."""
+    async with engines("a:1", "b:1", "c:1") as (router, made, _resolver):
+        shared = prompt(1)
+        for engine in made.values():
+            holds(engine, shared)
+        for number in range(12):
+            router.start(asks([*shared, *range(1000 * number, 1000 * number + 40)], f"r{number}"), Heard())
+        assert [len(one.sent) for one in made.values()] == [4, 4, 4]
+
+
 async def test_round_robin_takes_turns() -> None:
     async with engines("a:1", "b:1", "c:1") as (router, made, _):
         router._routing = "round-robin"

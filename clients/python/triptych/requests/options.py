@@ -56,6 +56,7 @@ class GenerationKeywords(TypedDict, total=False):
     return_token_ids: bool | None
     priority: int | None
     cache_salt: str | None
+    affinity_key: str | None
     bad_words: Sequence[str] | None
     truncate_prompt_tokens: int | None
     best_of: int | None

@@ -29,9 +29,6 @@ class ChatCompletionRequest(ChatPrompt, GenerationRequest):
         "Labels for stored completions; nothing is stored here."
     )
     safety_identifier: str | None = optional("A label of the end user; it changes nothing here.")
-    prompt_cache_key: str | None = optional(
-        "A routing hint. The prefix cache finds equal prompts without it; cache_salt keeps them apart."
-    )
     tools: Tools | None = None
     tool_choice: ToolChoice | None = optional(
         "Whether tools are called, which one, or which are allowed. Default: auto if there are tools."

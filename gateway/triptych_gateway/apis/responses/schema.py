@@ -228,9 +228,6 @@ class ResponseRequest(PromptFields, GenerationRequest):
     metadata: Metadata | None = optional("Labels that are kept with the response.")
     client_metadata: JsonObject | None = optional("Labels of the client, such as the Codex CLI's. They change nothing.")
     safety_identifier: str | None = optional("A label of the end user.", max_length=512)
-    prompt_cache_key: str | None = optional(
-        "A label. The prefix cache finds equal prompts without it; cache_salt keeps them apart.", max_length=512
-    )
     chat_template_kwargs: JsonObject | None = optional("Further variables for the chat template.")
     mm_processor_kwargs: JsonObject | None = optional("Options of the model's processor for all media.")
 

@@ -19,6 +19,7 @@ from triptych_frontend.tokens.tokenizer import Tokenizer
 #: Of vLLM's list. Its max_new_tokens is left out: it limits answers without the client's knowledge.
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _WORDS = "options.bad_words"
+_MAX_KEY_CHARS = 512
 _TRUNCATE = "options.truncate_prompt_tokens"
 #: Each step looks at twice as many continuations, and the engine reports at most so many.
 MAX_BEAM_WIDTH = MAX_LOGPROBS // 2
@@ -59,6 +60,12 @@ def check_bad_words(words: Iterable[str]) -> tuple[str, ...]:
         if not word.strip():
             raise refusal(f"{_WORDS}[{index}]", "must not be empty")
     return words
+
+
+def check_affinity_key(key: str) -> None:
+    """Raise InvalidRequestError for a key that is too long: routers look at it for each engine."""
+    if len(key) > _MAX_KEY_CHARS:
+        raise refusal("options.affinity_key", f"may have at most {_MAX_KEY_CHARS} characters", _MAX_KEY_CHARS, len(key))
 
 
 def ban_words(words: Iterable[str], tokenizer: Tokenizer, sampling: common_pb2.SamplingParams) -> None:

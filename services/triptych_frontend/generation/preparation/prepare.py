@@ -15,6 +15,7 @@ from triptych_frontend.errors import refusal
 from triptych_frontend.generation.preparation.options import (
     BeamOptions,
     ban_words,
+    check_affinity_key,
     check_bad_words,
     check_beam_search,
     check_best_of,
@@ -74,6 +75,7 @@ class CallPreparer:
         options = generation_pb2.GenerationOptions()
         options.CopyFrom(request.options)
         words = check_bad_words(options.bad_words)
+        check_affinity_key(options.affinity_key)
         is_chat = isinstance(request, generation_pb2.ChatRequest)
         echo = isinstance(request, generation_pb2.CompleteRequest) and request.echo
         num_choices = options.n if options.HasField("n") else 1

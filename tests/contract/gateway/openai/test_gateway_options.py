@@ -167,3 +167,24 @@ async def test_a_refusal_is_text_for_the_model() -> None:
         await client.post("/v1/chat/completions", json=CHAT | {"messages": messages})
     texts = [[part.text for part in message.content] for message in frontend.request.messages]
     assert texts == [["I will not."], ["Sorry. ", "No."]]
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)])
+@pytest.mark.parametrize(
+    ("key", "headers", "expected"),
+    [
+        ({}, {}, ""),
+        ({"prompt_cache_key": "k"}, {}, "k"),
+        ({}, {"x-session-id": "s"}, "s"),
+        ({"prompt_cache_key": "k"}, {"x-session-id": "s"}, "k"),
+        ({}, {"x-session-id": "s" * 600}, "s" * 512),
+    ],
+)
+async def test_what_requests_belong_to(
+    path: str, body: dict[str, Any], key: dict[str, str], headers: dict[str, str], expected: str
+) -> None:
+    frontend = FakeFrontend()
+    async with gateway_client(frontend) as client:
+        response = await client.post(path, json=body | key, headers=headers)
+    assert response.status_code == 200, response.text
+    assert frontend.request.options.affinity_key == expected

@@ -43,7 +43,11 @@ HONOURED: dict[str, tuple[Any, dict[str, Any], Check]] = {
     "metadata": ({"a": "b"}, {}, _echoed("metadata", {"a": "b"})),
     "user": ("u", {}, _echoed("user", "u")),
     "safety_identifier": ("s", {}, _echoed("safety_identifier", "s")),
-    "prompt_cache_key": ("k", {}, _echoed("prompt_cache_key", "k")),
+    "prompt_cache_key": (
+        "k",
+        {},
+        lambda request, response: request.options.affinity_key == "k" and response["prompt_cache_key"] == "k",
+    ),
     "store": (False, {}, _echoed("store", False)),
     "background": (True, {}, _echoed("background", True)),
     "max_output_tokens": (3, {}, _sent(_S + "max_tokens", 3)),
