@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve models-of-tests test test-long test-levels test-qemu test-slow test-clients test-codegen test-ecosystem test-containers test-cluster conformance coverage lint format protos protos-freeze clients-typescript clients-cpp clients-go clients-java client-python docs bench bench-report images push sbom clean
+.PHONY: help install serve models-of-tests test test-long test-levels test-qemu test-slow soak test-clients test-codegen test-ecosystem test-containers test-cluster conformance coverage lint format protos protos-freeze clients-typescript clients-cpp clients-go clients-java client-python docs bench bench-report images push sbom clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -90,6 +90,9 @@ test-qemu: models-of-tests ## Run tests of the CPU kernels and of parity on an e
 
 test-slow: $(VENV)/.dev ## Run the tests that take long: real downloads, soak
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+soak: $(VENV)/.dev ## Two hours of mixed load with faults and restarts: no memory grows (TRIPTYCH_SOAK_S=7200)
+	$(BIN)/python -m pytest -m slow -s tests/integration/stack/test_soak.py $(ARGS)
 
 test-clients: ## Check style and tests of the clients in other languages; leaves out those whose tools the machine lacks
 	@if command -v npm >/dev/null; then \

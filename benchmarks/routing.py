@@ -23,6 +23,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import httpx
@@ -72,21 +73,23 @@ def _sum(engines: list[dict], name: str) -> int:
 
 async def _converse(stack: Stack, args: argparse.Namespace, users: list) -> tuple[Outcome, list[float]]:
     """The load, and the mean number of sequences that each engine had meanwhile."""
-    samples: list[list[int]] = []
+    loads: dict[str, list[int]] = defaultdict(list)
 
     async def watch() -> None:
         async with httpx.AsyncClient(trust_env=False) as client:
             while True:
                 await asyncio.sleep(_SAMPLE_S)
                 engines = (await client.get(f"{stack.target.url}/load")).json()["engines"]
-                samples.append([(engine["num_running"] or 0) + (engine["num_waiting"] or 0) for engine in engines])
+                for engine in engines:
+                    if engine["id"]:  # a frontend that has begun may know only its address
+                        loads[engine["id"]].append((engine["num_running"] or 0) + (engine["num_waiting"] or 0))
 
     watching = asyncio.create_task(watch())
     try:
         outcome = await converse(stack.target, users, args.concurrency, args.max_tokens, args.think_s)
     finally:
         watching.cancel()
-    return outcome, [statistics.mean(engine) for engine in zip(*samples, strict=True)]
+    return outcome, [statistics.mean(engine) for engine in loads.values()]
 
 
 def engines_of(stack: Stack) -> list[dict]:

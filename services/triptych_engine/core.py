@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from triptych.errors import InternalError, ServiceUnavailableError, TriptychError, UnimplementedError
+from triptych_common.arrivals import Arrivals
 
 from triptych_engine.executor.protocol import Executor
 from triptych_engine.load import Load, StepProgress, load_of
@@ -76,12 +77,12 @@ class EngineCore:
         self._fetcher = fetcher
         self._max_in_flight = 1 if async_scheduling else 0  # steps that may run while the next one is scheduled
         self._in_flight: deque[tuple[SchedulerOutput, float]] = deque()  # each with its launch time
-        self._progress = StepProgress()
+        self._progress, self._arrivals = StepProgress(), Arrivals()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._asleep = False
         self._step = 0
-        self.load = load_of(scheduler, self._progress)
+        self.load = load_of(scheduler, self._progress, self._arrivals)
         self._device_thread = device_thread or new_device_thread()
         self._loop: Future[None] | None = None
 
@@ -232,7 +233,7 @@ class EngineCore:
         return replace(self.load, step_age_s=self._progress.age_s)
 
     def _publish(self, outputs: Sequence[SequenceOutput]) -> None:
-        self.load = load_of(self._scheduler, self._progress)
+        self.load = load_of(self._scheduler, self._progress, self._arrivals)
         self._on_outputs(self._step, outputs, self.load)
         self._publish_blocks()
 
@@ -251,7 +252,10 @@ class EngineCore:
             if request.media.items and self._fetcher is None:
                 raise UnimplementedError("this engine fetches no embeddings; media items cannot be taken", field="media")
             self._scheduler.add(request)
-            self.load = load_of(self._scheduler, self._progress)  # no step may follow for long, if the request waits for embeddings
+            self._arrivals.add()
+            self.load = load_of(
+                self._scheduler, self._progress, self._arrivals
+            )  # no step may follow for long, if the request waits for embeddings
         except Exception as error:
             self._publish(self._scheduler.refuse(request, self._reason("a request was added", error)))
 

@@ -6,6 +6,8 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from triptych_common.arrivals import Arrivals
+
 from triptych_engine.scheduling.scheduler import Scheduler
 
 #: Steps of which the longest is told.
@@ -28,6 +30,10 @@ class Load:
     #: How long the step that runs has been running, and the longest of the last steps, in seconds.
     step_age_s: float
     longest_step_s: float
+    #: Tokens of live sequences that have to be computed yet.
+    num_waiting_tokens: int
+    #: Sequences that came lately, see `Arrivals`.
+    num_recent: float
 
 
 class StepProgress:
@@ -74,7 +80,7 @@ class StepProgress:
         return max(self._durations_s)
 
 
-def load_of(scheduler: Scheduler, progress: StepProgress) -> Load:
+def load_of(scheduler: Scheduler, progress: StepProgress, arrivals: Arrivals) -> Load:
     """The load as it is between two steps."""
     kv_cache, pool = scheduler.kv_cache, scheduler.kv_cache.pool
     return Load(
@@ -89,4 +95,6 @@ def load_of(scheduler: Scheduler, progress: StepProgress) -> Load:
         num_generated_tokens=scheduler.num_generated_tokens,
         step_age_s=0.0,
         longest_step_s=progress.longest_s,
+        num_waiting_tokens=scheduler.num_waiting_tokens,
+        num_recent=arrivals.num_recent,
     )

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence, Set
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from triptych.errors import QueueFullError, ServiceUnavailableError, TriptychError
 
@@ -82,18 +82,19 @@ class Pool(Generic[C]):
         return next((c for c in self.connections if c.instance is not None and c.instance.id == instance_id), None)
 
     def least_loaded(
-        self, suits: Callable[[C], bool] = lambda one: True, order: Callable[[C], tuple[Any, ...]] | None = None
+        self, suits: Callable[[C], bool] = lambda one: True, pick: Callable[[Sequence[C]], C] | None = None
     ) -> C | None:
         """The ready service with the least load, or None. A service in doubt is chosen only when there is no other.
 
         Args:
             suits: whether a service can be chosen at all, e.g. because it has the model.
-            order: another order than by load.
+            pick: chooses in another way than by load.
         """
         candidates = [c for c in self._ready if suits(c)]
         if len(candidates) < 2:
             return candidates[0] if candidates else None
-        return min(candidates, key=lambda c: (c.is_doubtful, *(order(c) if order is not None else (c.load,))))
+        candidates = [c for c in candidates if not c.is_doubtful] or candidates
+        return pick(candidates) if pick is not None else min(candidates, key=lambda c: c.load)
 
     def ranked(self, key: bytes) -> list[C]:
         """The ready services in order of preference for the key. Services in doubt come last.

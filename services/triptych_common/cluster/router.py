@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from triptych.errors import InternalError, QueueFullError, ServiceUnavailableError, TriptychError
 
@@ -32,8 +32,8 @@ class Demand(Generic[C]):
     suits: Callable[[C], bool] = lambda service: True
     #: What the request has in common with earlier ones, e.g. a picture.
     key: bytes | None = None
-    #: The service that is first in this order is chosen; by default that with the least load.
-    order: Callable[[C], tuple[Any, ...]] | None = None
+    #: Chooses among those that can; by default that with the least load.
+    pick: Callable[[Sequence[C]], C] | None = None
 
 
 class Placeable(Protocol[C_contra]):
@@ -84,7 +84,7 @@ class Router(Generic[C]):
             tried: instances that are not chosen.
         """
         suits = self.suiting(demand, tried)
-        least = self._pool.least_loaded(suits, demand.order)
+        least = self._pool.least_loaded(suits, demand.pick)
         if least is None or demand.key is None:
             return least
         own = next(filter(suits, self._pool.ranked(demand.key)), least)

@@ -11,6 +11,7 @@ import grpc
 from triptych.errors import InternalError, ServiceUnavailableError
 from triptych.status import from_rpc_error, has_details
 from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
+from triptych_common.arrivals import Arrivals
 from triptych_common.cluster.connection import MAX_BACKOFF_S, Carried
 from triptych_common.cluster.session import SessionConnection
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES, WORK_TIMEOUT_S, was_closed
@@ -64,6 +65,8 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         self.reported_load = engine_pb2.Load()
         #: Sequences that were sent since the engine last reported its load.
         self._num_unreported = 0
+        #: As the engine last told, and what was sent since.
+        self._arrivals = Arrivals()
         #: Prefixes that the engine holds.
         self.blocks = BlockIndex()
         #: Tokens of prompts that were sent, are not in the engine's prefix cache, and have no output yet.
@@ -80,6 +83,16 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         """Sequences that run or wait in the engine, including those of other frontends."""
         reported = self.reported_load
         return reported.num_running + reported.num_waiting + self._num_unreported + self._num_pooling
+
+    @property
+    def num_recent(self) -> float:
+        """Sequences that came to the engine lately, including those of other frontends."""
+        return self._arrivals.num_recent
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens that the engine has to compute for what was sent there before, also by other frontends."""
+        return max(self.num_pending_tokens, self.reported_load.num_waiting_tokens)
 
     @property
     def is_idle(self) -> bool:
@@ -120,6 +133,7 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         self.start(request.request_id, call, request)
         self.num_sent += 1
         self._num_unreported += request.n or 1
+        self._arrivals.add(request.n or 1)
 
     def abort(self, request_id: str) -> None:
         """Ask the engine to end all sequences of a request."""
@@ -151,6 +165,7 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
     def received(self, response: engine_pb2.SessionResponse) -> None:
         if response.HasField("load"):
             self.reported_load, self._num_unreported = response.load, 0
+            self._arrivals.set(response.load.num_recent)
         if response.going_away:  # first: what is refused because of it must not come back
             self.goes_away()
         for output in response.outputs:

@@ -139,7 +139,7 @@ class Placement:
         engine.send(self)
         self._connection = engine
         self._generation, self._has_reported = engine.breaker.begin(), False
-        if isinstance(cost := self._demand.order, PromptCost):
+        if isinstance(cost := self._demand.pick, PromptCost):
             self._num_pending = cost.sent_to(engine)
             engine.num_pending_tokens += self._num_pending
         for position in self._live & self._aborted:

@@ -1,14 +1,14 @@
 """Which engine gets a request.
 
-`prefix`: the engine where it costs least, in tokens: those of its prompt that the engine's prefix cache lacks, those of prompts
-that were sent there and have no output yet, and so many for each sequence that runs or waits there. It is the cost of NVIDIA
-Dynamo's router (missing blocks + active blocks). Media are sticky (`Router.choose`): what blocks are called depends on them.
+`prefix`: the engine where it costs least, in tokens: those of its prompt that the engine's prefix cache lacks, those that the
+engine has to compute for others, and so many for each sequence that runs or waits there. It is the cost of NVIDIA Dynamo's router
+(missing blocks + active blocks). Media are sticky (`Router.choose`): what blocks are called depends on them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 from triptych.v1 import engine_pb2
 from triptych_common.cluster.pool import rendezvous
@@ -21,16 +21,16 @@ from triptych_frontend.engines.connection import EngineConnection
 Routing = Literal["prefix", "least-load", "round-robin"]
 #: What a sequence that runs or waits costs, in prompt tokens.
 _SEQUENCE_TOKENS = 64
-#: Costs that differ by less are equal. Among engines that hold nothing of the prompt, then that one goes first that owns the
-#: request's affinity key, or else the prompt's first block: so several frontends, which do not know of each other, send what
-#: belongs together to the same engine.
+#: Engines whose costs differ by less cost the same. Then the one is chosen to which fewest sequences came lately. If none of them
+#: holds anything of the prompt, it is one of two that own the request's affinity key, or else the prompt's first block: so several
+#: frontends, which do not know of each other, send what belongs together to the same engines.
 _GRAIN_TOKENS = 2 * _SEQUENCE_TOKENS
 #: Blocks of a prompt that are compared. Their names take a microsecond each, on the event loop.
 _MAX_BLOCKS = 1024
 
 
 class PromptCost:
-    """What a prompt costs at each engine."""
+    """What a prompt costs at each engine. Called with engines, it chooses one."""
 
     def __init__(self, request: engine_pb2.EngineRequest) -> None:
         self._request = request
@@ -38,14 +38,23 @@ class PromptCost:
         self._blocks: dict[int, list[int]] = {}
         self._key = f"{request.context.tenant}\0{request.affinity_key}".encode() if request.affinity_key else b""
 
-    def __call__(self, engine: EngineConnection) -> tuple[Any, ...]:
+    def __call__(self, engines: Sequence[EngineConnection]) -> EngineConnection:
+        """The engine where the prompt costs least."""
+        costs = {engine: self._cost(engine) for engine in engines}
+        least = min(costs.values())
+        near = [engine for engine, cost in costs.items() if cost - least < _GRAIN_TOKENS]
+        if len(near) > 2 and not any(engine.blocks.num_held(self._of(engine)) for engine in near):
+            near.sort(key=lambda engine: rendezvous(engine.address, self._home(engine)), reverse=True)
+            del near[2:]
+        return min(near, key=lambda engine: (engine.num_recent, costs[engine]))
+
+    def _cost(self, engine: EngineConnection) -> int:
+        return self.num_missing(engine) + engine.num_waiting_tokens + _SEQUENCE_TOKENS * engine.load
+
+    def _home(self, engine: EngineConnection) -> bytes:
+        """What prompts have in common that go to the same engines."""
         blocks = self._of(engine)
-        num_held = engine.blocks.num_held(blocks)
-        num_missing = len(self._request.prompt_token_ids) - num_held * engine.blocks.block_size
-        cost = num_missing + engine.num_pending_tokens + _SEQUENCE_TOKENS * engine.load
-        if num_held or not (self._key or blocks):
-            return cost // _GRAIN_TOKENS, 0, cost
-        return cost // _GRAIN_TOKENS, 1, rendezvous(engine.address, self._key or blocks[0].to_bytes(8, "little")), cost
+        return self._key or (blocks[0].to_bytes(8, "little") if blocks else b"")
 
     def num_missing(self, engine: EngineConnection) -> int:
         """Tokens of the prompt that the engine has to compute."""
@@ -76,7 +85,7 @@ def demand_of(request: engine_pb2.EngineRequest, routing: Routing = "prefix") ->
         # The engine may hold the embeddings and the KV cache.
         return Demand(suits, request.media[0].key)
     if routing == "prefix":
-        return Demand(suits, order=PromptCost(request))
+        return Demand(suits, pick=PromptCost(request))
     if routing == "round-robin":
-        return Demand(suits, order=lambda engine: (engine.num_sent,))
+        return Demand(suits, pick=lambda engines: min(engines, key=lambda engine: engine.num_sent))
     return Demand(suits)

@@ -132,6 +132,28 @@ async def test_what_all_engines_hold_has_no_home() -> None:
         assert [len(one.sent) for one in made.values()] == [4, 4, 4]
 
 
+async def test_a_conversation_begins_where_fewest_sequences_came_lately() -> None:
+    """Those that pause are no load, and come back."""
+    async with engines("a:1", "b:1", "c:1") as (router, made, _resolver):
+        shared = prompt(1)
+        for address, num_recent in (("a:1", 3.0), ("b:1", 1.5), ("c:1", 2.0)):
+            holds(made[address], shared)
+            made[address].received(engine_pb2.SessionResponse(load=engine_pb2.Load(num_recent=num_recent)))
+        assert await chosen(router, asks([*shared, 7])) == "b:1"
+        made["b:1"].received(engine_pb2.SessionResponse(load=engine_pb2.Load(num_recent=1.5, num_running=3)))
+        assert await chosen(router, asks([*shared, 7])) == "c:1", "what costs more is not among those that cost the same"
+        router.start(asks([*shared, 7], "first"), Heard())
+        assert made["c:1"].num_recent > 2.9
+
+
+async def test_what_other_frontends_sent_there_is_load() -> None:
+    async with engines("a:1", "b:1") as (router, made, _resolver):
+        for engine in made.values():
+            holds(engine, [])
+        made["a:1"].received(engine_pb2.SessionResponse(load=engine_pb2.Load(num_waiting_tokens=5000)))
+        assert {await chosen(router, asks(prompt(number))) for number in range(10)} == {"b:1"}
+
+
 async def test_round_robin_takes_turns() -> None:
     async with engines("a:1", "b:1", "c:1") as (router, made, _):
         router._routing = "round-robin"
