@@ -57,13 +57,13 @@ RUN --mount=type=cache,target=/root/.cache/pip python requirements.py encoder di
     && python slim.py /opt/triptych
 
 FROM build-torch AS build-engine
-RUN --mount=type=cache,target=/root/.cache/pip python requirements.py engine discovery smg tracing > requirements.txt \
+RUN --mount=type=cache,target=/root/.cache/pip python requirements.py engine discovery kv-events smg tracing > requirements.txt \
     && pip --python /opt/triptych/bin/python install -c constraints.txt -r requirements.txt \
     && python slim.py /opt/triptych
 
 # pip itself too: built-in models come as packages.
 FROM build-torch AS build-all
-RUN --mount=type=cache,target=/root/.cache/pip python requirements.py gateway frontend encoder engine discovery smg tracing > requirements.txt \
+RUN --mount=type=cache,target=/root/.cache/pip python requirements.py gateway frontend encoder engine discovery kv-events smg tracing > requirements.txt \
     && pip --python /opt/triptych/bin/python install -c constraints.txt -r requirements.txt pip \
     && python slim.py /opt/triptych
 

@@ -23,20 +23,19 @@ from triptych_common.arrivals import Arrivals
 from triptych_engine.executor.protocol import Executor
 from triptych_engine.load import Load, StepProgress, load_of
 from triptych_engine.media.item import Embeddings, Fetcher
+from triptych_engine.scheduling.block_pool import KVEvent
 from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput
 from triptych_engine.scheduling.request import Request
 from triptych_engine.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
 #: Called with step number, outputs and load, after each step and when requests end between steps. Must not block.
 OnOutputs = Callable[[int, Sequence[SequenceOutput], Load], None]
-
-
 #: Called with the number of the change, and the prefixes that were added and removed. Must not block.
 OnBlocks = Callable[[int, Sequence[bytes], Sequence[bytes]], None]
+#: Called with what has happened to the prefix cache since the last call, in order. Must not block.
+OnKVEvents = Callable[[Sequence[KVEvent]], None]
 
 
 def new_device_thread() -> ThreadPoolExecutor:
@@ -74,6 +73,8 @@ class EngineCore:
         self._on_death = on_death
         #: Called like `on_outputs` with changes of the prefix cache, each with its number, once somebody watches.
         self.on_blocks: OnBlocks = lambda version, added, removed: None
+        #: Called like `on_outputs`, if the block pool records events.
+        self.on_kv_events: OnKVEvents = lambda events: None
         self._fetcher = fetcher
         self._max_in_flight = 1 if async_scheduling else 0  # steps that may run while the next one is scheduled
         self._in_flight: deque[tuple[SchedulerOutput, float]] = deque()  # each with its launch time
@@ -238,8 +239,11 @@ class EngineCore:
         self._publish_blocks()
 
     def _publish_blocks(self) -> None:
-        if (changes := self._scheduler.kv_cache.pool.take_changes()) is not None:
+        pool = self._scheduler.kv_cache.pool
+        if (changes := pool.take_changes()) is not None:
             self.on_blocks(*changes)
+        if events := pool.take_events():
+            self.on_kv_events(events)
 
     def _watch_blocks(self) -> tuple[int, list[bytes]]:
         self._publish_blocks()
@@ -290,6 +294,7 @@ class EngineCore:
             self.step()  # computes nothing, but tells the executor to drop the sequences
             self._complete_all()
             self._scheduler.reset_caches()
+            self._publish_blocks()  # no step follows that would
             self._executor.free_cache()
         if unload:
             self._executor.unload()

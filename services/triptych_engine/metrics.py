@@ -8,6 +8,7 @@ from prometheus_client import Metric
 from triptych_common.telemetry.metrics import counter, gauge, histogram, labelled_counter
 
 from triptych_engine.core import EngineCore
+from triptych_engine.kv_events.batches import KVEventBatches
 from triptych_engine.media.fetcher import FetchStatistics
 from triptych_engine.media.item import EmbeddingSource
 from triptych_engine.scheduling.request import FinishReason
@@ -25,6 +26,7 @@ class EngineMetrics:
 
     Args:
         embedding_bytes: bytes of one embedding in the engine's memory.
+        kv_events: None if they are off.
     """
 
     core: EngineCore
@@ -33,6 +35,7 @@ class EngineMetrics:
     fetches: FetchStatistics
     model_name: str
     embedding_bytes: int
+    kv_events: KVEventBatches | None = None
 
     def families(self) -> list[Metric]:
         """All metrics of the engine."""
@@ -61,6 +64,7 @@ class EngineMetrics:
 
     def _counters(self) -> list[Metric]:
         load, requests, fetches = self.core.load, self.requests, self.fetches
+        events = self.kv_events
         sources = {source.value: requests.num_media[source.value] for source in EmbeddingSource}
         return [
             labelled_counter(f"{_PREFIX}_requests", "Sequences that have ended.", "finish_reason", self._ended()),
@@ -72,6 +76,9 @@ class EngineMetrics:
             labelled_counter(f"{_PREFIX}_media_items", "Media items, by where their embeddings were found.", "source", sources),
             counter(f"{_PREFIX}_embedding_fetch_failures", "Fetches from encoders that failed.", fetches.num_failures),
             counter(f"{_PREFIX}_embedding_fetched_bytes", "Bytes of embeddings from encoders.", fetches.num_bytes),
+            counter(f"{_PREFIX}_kv_event_batches", "Batches of KV events.", events.num_batches if events else 0),
+            counter(f"{_PREFIX}_kv_event_batches_dropped", "Batches for slow gRPC streams.", events.num_dropped if events else 0),
+            counter(f"{_PREFIX}_kv_event_replays", "Replays that subscribers asked for.", events.num_replays if events else 0),
         ]
 
     def _histograms(self) -> list[Metric]:

@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import logging
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import grpc
 import psutil
@@ -29,6 +30,7 @@ from triptych_common.rpc.server import ServiceServer
 from triptych_engine.assembly import make_scheduler, new_executor, runner_config
 from triptych_engine.core import EngineCore, new_device_thread
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
+from triptych_engine.kv_events.batches import KVEventBatches
 from triptych_engine.load import Load
 from triptych_engine.media.fetcher import EmbeddingFetcher, FetchStatistics
 from triptych_engine.media.item import MediaTraits
@@ -38,6 +40,9 @@ from triptych_engine.rpc.servicer import EngineServicer
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.memory import fitting_context
 from triptych_engine.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from triptych_engine.kv_events.publisher import KVEventPublisher
 
 log = logging.getLogger(__name__)
 _DESCRIPTOR = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
@@ -62,7 +67,11 @@ class EngineService:
         self._server = ServiceServer("engine", settings, descriptors, self._register, self, self._metrics, tls=self._tls)
         self._outbox = Outbox(self._loop, self._on_load, self._server.tracer)
         self._servicer = EngineServicer(self._outbox, lambda: self._server.identity.describe(self._state), self._server.tracer)
-        self._vllm = vllm_rpc().VllmServicer(self._servicer, lambda: self.num_live_requests) if settings.vllm_grpc else None
+        #: None if nobody can ask for events: then the block pool records none.
+        self._kv_events = KVEventBatches(self._loop) if settings.kv_events or settings.vllm_grpc else None
+        self._vllm = (
+            vllm_rpc().VllmServicer(self._servicer, lambda: self.num_live_requests, self._kv_events) if settings.vllm_grpc else None
+        )
         self._encoders: asyncio.Task[None] | None = None
 
     # -- Controllable -----------------------------------------------------------------------------------------------------------
@@ -130,6 +139,7 @@ class EngineService:
         model, pooling = served_model(path, name, settings.max_model_len, settings.task)
         config = runner_config(settings, model, path, pooling)
         executor = await asyncio.to_thread(new_executor, settings, config, model.vocab_size)
+        publisher = new_publisher(settings, self._kv_events)
         await self._server.start()
         try:
             loaded = await self._load(executor, stop, has_constraints=pooling is None and settings.simulate is None)
@@ -141,6 +151,8 @@ class EngineService:
             await self._server.stop()
             if self._core is not None:
                 await asyncio.to_thread(self._core.stop)
+            if publisher is not None:
+                await publisher.close()
             if self._fetcher is not None:
                 await self._fetcher.close()
             if self._encoders is not None:
@@ -192,8 +204,11 @@ class EngineService:
             self._fetcher,
             async_scheduling=on_gpu if settings.async_scheduling is None else settings.async_scheduling,
         )
+        if self._kv_events is not None:
+            scheduler.kv_cache.pool.record_events()
+            self._core.on_kv_events = self._kv_events.publish
         self._counts = EngineMetrics(
-            self._core, scheduler, self._outbox.statistics, self._fetches, model.name, loaded.embedding_bytes
+            self._core, scheduler, self._outbox.statistics, self._fetches, model.name, loaded.embedding_bytes, self._kv_events
         )
         self._core.start()
         self._model = model
@@ -240,3 +255,20 @@ def vllm_rpc() -> ModuleType:
         return importlib.import_module("triptych_engine.rpc.vllm.servicer")
     except ModuleNotFoundError as error:
         raise StartupError(f"vllm_grpc needs the package smg-grpc-proto ({error})") from error
+
+
+def new_publisher(settings: EngineSettings, batches: KVEventBatches | None) -> KVEventPublisher | None:
+    """Publishes KV events if the settings ask for it. Raises StartupError if it cannot."""
+    if settings.kv_events is None or batches is None:
+        if settings.kv_events_replay is not None:
+            raise StartupError("kv_events_replay needs kv_events")
+        return None
+    try:
+        module = importlib.import_module("triptych_engine.kv_events.publisher")
+    except ModuleNotFoundError as error:
+        raise StartupError(f"kv_events needs the packages pyzmq and msgspec ({error})") from error
+    publisher: KVEventPublisher = module.KVEventPublisher(
+        batches, settings.kv_events, settings.kv_events_replay, settings.kv_events_topic
+    )
+    log.info("KV events are published at %s", publisher.endpoint)
+    return publisher

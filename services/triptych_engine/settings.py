@@ -48,6 +48,21 @@ class EngineSettings(GrpcServiceSettings):
             "the package smg-grpc-proto."
         ),
     ] = False
+    kv_events: Annotated[
+        str | None,
+        Field(
+            description="Where to publish what the prefix cache holds, over ZeroMQ as vLLM does, for routers, e.g. tcp://*:5557. "
+            "Without a wildcard, the engine connects to the address. Who listens learns the tokens of all prompts. It needs the "
+            "packages pyzmq and msgspec."
+        ),
+    ] = None
+    kv_events_replay: Annotated[
+        str | None,
+        Field(description="Where subscribers of kv_events ask for batches that they have missed, e.g. tcp://*:5558."),
+    ] = None
+    kv_events_topic: Annotated[
+        str, Field(description="Topic of the messages of kv_events. llm-d wants kv@<address of the pod>@<name of the model>.")
+    ] = ""
     simulate: Annotated[
         Path | None,
         Field(

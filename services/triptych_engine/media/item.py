@@ -187,6 +187,15 @@ class PromptMedia:
             parts.append(self._identity(placeholder.item) + b"".join(number.to_bytes(8, "little") for number in place))
         return b"".join(parts)
 
+    def extra_keys(self, start: int, end: int) -> tuple[tuple[str, int] | bytes, ...]:
+        """The same for routers, in vLLM's form: each item in [start, end) as its identity, in hexadecimal digits, and where its
+        first run there begins, from `start`; then the digests of spans. Unlike the fingerprint it omits the rows."""
+        items: dict[str, int] = {}
+        for placeholder in self.overlapping(start, end):
+            items.setdefault(self._identity(placeholder.item).hex(), placeholder.offset - start)
+        spans = (span.digest for span in self.spans if span.digest and span.start < end and start < span.end)
+        return (*items.items(), *spans)
+
     def _identity(self, item: MediaItem) -> bytes:
         if item.index not in self._identities:
             self._identities[item.index] = item.identity

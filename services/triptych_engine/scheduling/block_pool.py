@@ -8,6 +8,40 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+#: What a block depends on besides its tokens, as vLLM's KV events name it: media as (identifier, offset in the block), or a digest.
+ExtraKey = tuple[str, int] | bytes
+
+
+@dataclass(slots=True)
+class BlockStored:
+    """Blocks of one prompt, in order, that were added to the index. Names as in vLLM's KV events."""
+
+    #: Of the block before the first; None at the start of a prompt.
+    parent_block_hash: bytes | None
+    #: What stands before the first block of the prompt.
+    cache_salt: str
+    block_hashes: list[bytes] = field(default_factory=list)
+    #: Of all the blocks.
+    token_ids: list[int] = field(default_factory=list)
+    #: One entry per block.
+    extra_keys: list[tuple[ExtraKey, ...]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class BlockRemoved:
+    """Blocks that are no longer found."""
+
+    block_hashes: list[bytes]
+
+
+@dataclass(slots=True)
+class AllBlocksCleared:
+    """The index is empty."""
+
+
+KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class BlockPool:
@@ -24,6 +58,8 @@ class BlockPool:
         #: Prefixes that were added to the index (True) or removed from it since `take_changes`; None while nobody watches.
         self._changes: dict[bytes, bool] | None = None
         self._num_changes = 0
+        #: The same with their order and their tokens, since `take_events`; None unless they are recorded.
+        self._events: list[KVEvent] | None = None
 
     @property
     def num_free_blocks(self) -> int:
@@ -75,19 +111,23 @@ class BlockPool:
                 if self._hash_of[block] is None:  # it caches no prefix: reuse it first
                     self._free.move_to_end(block, last=False)
 
-    def cache(self, block: int, block_hash: bytes) -> None:
+    def cache(self, block: int, block_hash: bytes) -> bool:
         """Add a held, fully computed block to the index. If another block already caches the same prefix, the index keeps that
-        one."""
-        if self._hash_of[block] is None and block_hash not in self._block_of:
-            self._hash_of[block] = block_hash
-            self._block_of[block_hash] = block
-            self._note(block_hash, True)
+        one. Returns whether the prefix is new in the index; then, if events are recorded, `note_stored` must follow."""
+        if self._hash_of[block] is not None or block_hash in self._block_of:
+            return False
+        self._hash_of[block] = block_hash
+        self._block_of[block_hash] = block
+        self._note(block_hash, True)
+        return True
 
     def reset_cache(self) -> int:
         """Drop all cached prefixes; held blocks stay held. Returns how many were dropped."""
         num_forgotten = len(self._block_of)
         for block_hash in self._block_of:
             self._note(block_hash, False)
+        if self._events is not None:
+            self._events.append(AllBlocksCleared())
         self._block_of.clear()
         self._hash_of = [None] * self.num_blocks
         return num_forgotten
@@ -98,6 +138,8 @@ class BlockPool:
             del self._block_of[block_hash]
             self._hash_of[block] = None
             self._note(block_hash, False)
+            if self._events is not None:
+                self._note_removed(self._events, block_hash)
 
     def watch(self) -> tuple[int, list[bytes]]:
         """Begin to record changes. Returns the number of the last changes that were taken, and all prefixes in the index now."""
@@ -117,6 +159,49 @@ class BlockPool:
     def _note(self, block_hash: bytes, is_there: bool) -> None:
         if self._changes is not None:
             self._changes[block_hash] = is_there
+
+    # -- events -----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def records_events(self) -> bool:
+        return self._events is not None
+
+    def record_events(self) -> None:
+        """Record events from now on. Somebody must take them."""
+        self._events = []
+
+    def take_events(self) -> list[KVEvent]:
+        """What has happened to the index since the last call, in order. Empty unless events are recorded."""
+        if not self._events:
+            return []
+        events, self._events = self._events, []
+        return events
+
+    def note_stored(
+        self,
+        block_hash: bytes,
+        parent: bytes | None,
+        token_ids: Sequence[int],
+        extra_keys: tuple[ExtraKey, ...] = (),
+        cache_salt: str = "",
+    ) -> None:
+        """Record that a block was added to the index."""
+        if self._events is None:
+            return
+        event = self._events[-1] if self._events else None
+        if not isinstance(event, BlockStored) or event.block_hashes[-1] != parent:
+            event = BlockStored(parent, cache_salt)
+            self._events.append(event)
+        event.block_hashes.append(block_hash)
+        event.token_ids += token_ids
+        event.extra_keys.append(extra_keys)
+
+    @staticmethod
+    def _note_removed(events: list[KVEvent], block_hash: bytes) -> None:
+        if events and isinstance(events[-1], BlockRemoved):
+            events[-1].block_hashes.append(block_hash)
+        else:
+            events.append(BlockRemoved([block_hash]))
 
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless counts, free list and index agree with who holds what.

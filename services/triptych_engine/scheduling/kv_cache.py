@@ -139,8 +139,20 @@ class KVCacheManager:
         if self._caching and last_full > first_full:
             self._extend_hashes(request)
             for index in range(first_full, last_full):
-                self.pool.cache(request.block_ids[index], request.block_hashes[index])
+                is_new = self.pool.cache(request.block_ids[index], request.block_hashes[index])
+                if is_new and self.pool.records_events:
+                    self._note_stored(request, index)
             self._settle(request, first_full, last_full)
+
+    def _note_stored(self, request: Request, index: int) -> None:
+        start = index * self.block_size
+        self.pool.note_stored(
+            request.block_hashes[index],
+            request.block_hashes[index - 1] if index else None,
+            request.token_ids[start : start + self.block_size],
+            request.media.extra_keys(start, start + self.block_size) if start < request.media.end else (),
+            request.cache_salt,
+        )
 
     def release(self, request: Request) -> None:
         """Release all blocks of a request. Their cached prefixes can be found until the blocks are allocated again."""

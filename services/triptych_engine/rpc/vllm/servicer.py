@@ -1,7 +1,6 @@
 """`vllm.grpc.engine.VllmEngine` in front of the same step loop, for routers that know vLLM's engines: SMG.
 
-The router tokenizes, applies chat templates, and finds stop strings. It takes text only, and no KV events: SMG then guesses what
-an engine's prefix cache holds from what it has sent there.
+The router tokenizes, applies chat templates, and finds stop strings. It takes text only.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ from triptych_common import __version__
 from triptych_common.model.store import eos_token_ids, read_json, text_config
 
 from triptych_engine.core import EngineCore
+from triptych_engine.kv_events.batches import KVEventBatches
 from triptych_engine.rpc.servicer import EngineServicer
 from triptych_engine.rpc.vllm.convert import Sequences, engine_request
+from triptych_engine.rpc.vllm.kv_events import KvEventRelay
 from triptych_engine.rpc.vllm.tokenizer import archive, chunks
 from triptych_engine.runner.config import RunnerConfig
 
@@ -49,10 +50,12 @@ class VllmServicer(vllm_grpc.VllmEngineServicer):
     Args:
         engine: takes the requests.
         num_live: returns the number of live requests.
+        kv_events: what happens to the prefix cache.
     """
 
-    def __init__(self, engine: EngineServicer, num_live: Callable[[], int]) -> None:
+    def __init__(self, engine: EngineServicer, num_live: Callable[[], int], kv_events: KVEventBatches) -> None:
         self._engine, self._num_live = engine, num_live
+        self._kv_events = KvEventRelay(kv_events)
         self._served: _Served | None = None
         self._started_s = time.monotonic()
         self._archive: asyncio.Future[bytes] | None = None
@@ -155,6 +158,24 @@ class VllmServicer(vllm_grpc.VllmEngineServicer):
             self._archive = asyncio.ensure_future(asyncio.to_thread(archive, self._here.config.model_path))
         for chunk in chunks(await asyncio.shield(self._archive)):
             yield chunk
+
+    async def SubscribeKvEvents(
+        self, request: smg_pb2.SubscribeKvEventsRequest, context: Context
+    ) -> AsyncIterator[smg_pb2.KvEventBatch]:
+        # vLLM's servicer reads the ZeroMQ socket, and answers UNIMPLEMENTED without one; a router then guesses for ever. Here the
+        # events are in the same process, so they come without `--kv-events`, too.
+        self._engine.check_accepting()
+        subscription = self._kv_events.subscribe(request.start_sequence_number)
+        if subscription is None:
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, "these batches are not kept; subscribe from 0")
+        assert subscription is not None  # noqa: S101 - `abort` does not return
+        try:
+            await context.send_initial_metadata(())  # the router waits for it, and the first event may be long in coming
+            async for message in subscription.messages():
+                yield message
+            await context.abort(grpc.StatusCode.DATA_LOSS, "the subscriber reads too slowly; subscribe from 0")
+        finally:
+            self._kv_events.leave(subscription)
 
 
 def _number(value: Any) -> int:

@@ -1,0 +1,1 @@
+"""KV cache events for routers of other projects: numbered batches, and their publication over ZeroMQ."""
