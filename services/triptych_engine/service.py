@@ -139,9 +139,10 @@ class EngineService:
         model, pooling = served_model(path, name, settings.max_model_len, settings.task)
         config = runner_config(settings, model, path, pooling)
         executor = await asyncio.to_thread(new_executor, settings, config, model.vocab_size)
-        publisher = new_publisher(settings, self._kv_events)
+        publisher = None
         await self._server.start()
         try:
+            publisher = new_publisher(settings, self._kv_events)
             loaded = await self._load(executor, stop, has_constraints=pooling is None and settings.simulate is None)
             if loaded is not None:
                 await self._serve(executor, config, model, loaded)

@@ -51,8 +51,8 @@ def folder(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def routed(folder: Path) -> AsyncIterator[Routed]:
-    async with an_engine() as engine:
-        servicer = VllmServicer(engine.servicer, lambda: engine.outbox.num_live_requests)
+    async with an_engine(with_kv_events=True) as engine:
+        servicer = VllmServicer(engine.servicer, lambda: engine.outbox.num_live_requests, engine.kv_events)
         config = RunnerConfig(folder, "fake", 256, 4, 64, 4, None, device=torch.device("cpu"))
         servicer.attach(engine.core, MODEL, config)
         async with (

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+import zmq
+import zmq.asyncio
 from support import media_stack
 from support.builders.engine import a_tiny_llama_config, save_random_model
 from support.drivers.engine_media import a_media_engine, holding
@@ -20,6 +22,9 @@ from support.waiting import until
 from triptych.v1 import control_pb2, control_pb2_grpc, engine_pb2, engine_pb2_grpc
 from triptych_common import __version__
 from triptych_common.rpc.channels import open_channel
+from triptych_engine.kv_events.publisher import KVEventPublisher
+from triptych_engine.rpc.vllm.kv_events import KvEventRelay
+from triptych_engine.scheduling.block_pool import AllBlocksCleared
 
 PREFIX = "triptych_engine"
 ALIAS = {"model_name": "fake", "engine": "0"}
@@ -118,6 +123,25 @@ async def one_image() -> Run:
         await engine.failure(engine.message("b", [1, (b"dog", (6,)), 2]))
         await asyncio.wrap_future(engine.core.reset_prefix_cache())
         return Run([*snapshots, snapshot(engine.metrics.families())])
+
+
+async def two_subscribers() -> Run:
+    """One reads nothing of what fits, and of one more. The other asks for a replay."""
+    async with an_engine(with_kv_events=True) as engine:
+        before = snapshot(engine.metrics.families())
+        assert KvEventRelay(engine.kv_events).subscribe(0) is not None
+        with tempfile.TemporaryDirectory() as folder:
+            publisher = KVEventPublisher(engine.kv_events, f"ipc://{folder}/events", f"ipc://{folder}/replay")
+            for _ in range(1025):
+                engine.kv_events.publish([AllBlocksCleared()])
+            context = zmq.asyncio.Context()
+            socket = context.socket(zmq.DEALER)
+            socket.connect(f"ipc://{folder}/replay")
+            await socket.send_multipart([b"", bytes(8)])
+            await socket.recv_multipart()
+            context.destroy(linger=0)
+            await publisher.close()
+        return Run([before, snapshot(engine.metrics.families())])
 
 
 async def one_process() -> Run:
@@ -236,6 +260,10 @@ CASES = [
     ),
     *several(one_image, {f"{PREFIX}_media_items": 2}, source="encoder"),
     *several(one_image, {f"{PREFIX}_errors": 1}, reason="EMBEDDING_UNAVAILABLE"),
+    *several(
+        two_subscribers,
+        {f"{PREFIX}_kv_event_batches": 1025, f"{PREFIX}_kv_event_batches_dropped": 1025, f"{PREFIX}_kv_event_replays": 1},
+    ),
     *gauges(one_process, {f"{PREFIX}_ready": (1, 1, 0, 1), f"{PREFIX}_live_requests": (0, 1, 0, 0)}),
     *gauges(one_process, {"triptych_build_info": (1, 1, 1, 1)}, service="engine", version=__version__),
     *gauges(one_process, {"triptych_model_info": (1, 1, 1, 1)}, service="engine", model_name="model"),

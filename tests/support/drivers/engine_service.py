@@ -12,6 +12,7 @@ from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.rpc.channels import open_channel
 from triptych_common.telemetry.tracing import OFF, Tracer
 from triptych_engine.core import EngineCore
+from triptych_engine.kv_events.batches import KVEventBatches
 from triptych_engine.media.fetcher import FetchStatistics
 from triptych_engine.metrics import EngineMetrics
 from triptych_engine.rpc.outbox import Outbox
@@ -36,6 +37,7 @@ class Served:
     servicer: EngineServicer
     outbox: Outbox
     metrics: EngineMetrics
+    kv_events: KVEventBatches
 
     async def until_idle(self) -> None:
         """Wait until no request is live, then check that all blocks are free."""
@@ -54,12 +56,16 @@ class Served:
 
 
 @asynccontextmanager
-async def an_engine(tracer: Tracer = OFF, **scheduler_options: int) -> AsyncIterator[Served]:
+async def an_engine(tracer: Tracer = OFF, *, with_kv_events: bool = False, **scheduler_options: int) -> AsyncIterator[Served]:
     runner = FakeRunner()
     scheduler = a_scheduler(NUM_BLOCKS, **scheduler_options)  # type: ignore[arg-type]
     outbox = Outbox(asyncio.get_running_loop(), lambda load: servicer.on_load(load), tracer)
     servicer = EngineServicer(outbox, lambda: common_pb2.Instance(id="this engine"), tracer)
     core = EngineCore(scheduler, runner, outbox.publish)
+    kv_events = KVEventBatches(asyncio.get_running_loop())
+    if with_kv_events:
+        scheduler.kv_cache.pool.record_events()
+        core.on_kv_events = kv_events.publish
     core.start()
     servicer.attach(core, MODEL, scheduler.kv_cache.capacity_tokens)
     try:
@@ -67,8 +73,8 @@ async def an_engine(tracer: Tracer = OFF, **scheduler_options: int) -> AsyncIter
             serving(lambda server: engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, server)) as address,
             open_channel(address) as channel,
         ):
-            metrics = EngineMetrics(core, scheduler, outbox.statistics, FetchStatistics(), MODEL.name, embedding_bytes=4)
-            yield Served(engine_pb2_grpc.EngineServiceStub(channel), runner, core, servicer, outbox, metrics)
+            metrics = EngineMetrics(core, scheduler, outbox.statistics, FetchStatistics(), MODEL.name, 4, kv_events)
+            yield Served(engine_pb2_grpc.EngineServiceStub(channel), runner, core, servicer, outbox, metrics, kv_events)
     finally:
         if runner.gate is not None:
             runner.gate.release(10_000)
