@@ -45,19 +45,31 @@ def engines() -> Iterator[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def url(engines: list[str], pytestconfig: pytest.Config) -> Iterator[str]:
-    """The address of the router."""
+def python(pytestconfig: pytest.Config) -> Path:
+    """The interpreter of an environment that has the router."""
     cache: Path = pytestconfig.cache.mkdir("ecosystem")  # type: ignore[union-attr]
-    python = python_environment(cache / "smg", "smg>=1.13")
+    return python_environment(cache / "smg", "smg>=1.13")
+
+
+@pytest.fixture(scope="module")
+def url(engines: list[str], python: Path) -> Iterator[str]:
+    """The address of a router that sends requests by turns."""
+    with _router(python, engines, "round_robin") as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _router(python: Path, engines: list[str], policy: str) -> Iterator[str]:
     port, workers = free_port("127.0.0.1"), [f"grpc://{address}" for address in engines]
     command = [
         str(python), "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *workers,
-        "--policy", "round_robin", "--prometheus-port", str(free_port("127.0.0.1")),
+        "--policy", policy, "--prometheus-port", str(free_port("127.0.0.1")),
     ]  # fmt: skip
     with _running(command):
         url = f"http://127.0.0.1:{port}"
         _wait_for(lambda: _status(f"{url}/readiness") == 200 or _status(f"{url}/health") == 200)
         _wait_for(lambda: len(_models(url)) > 0)
+        _wait_for(lambda: _answers(url))  # the router fetches the tokenizer after it has found the model
         yield url
 
 
@@ -90,6 +102,11 @@ def _status(url: str) -> int:
 def _models(url: str) -> list[str]:
     answer = httpx.get(f"{url}/v1/models", trust_env=False)
     return [model["id"] for model in answer.json()["data"]] if answer.status_code == 200 else []
+
+
+def _answers(url: str) -> bool:
+    body = {"model": TEXT_MODEL, "messages": QUESTION, "max_tokens": 1}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60, trust_env=False).status_code == 200
 
 
 def _load(address: str) -> engine_pb2.Load | None:
@@ -193,6 +210,19 @@ async def test_both_engines_work(client: httpx.AsyncClient, engines: list[str]) 
     await asyncio.gather(*(chat(client, max_tokens=8) for _ in range(8)))
     after = [_generated(address) for address in engines]
     assert all(new > old for new, old in zip(after, before, strict=True))
+
+
+async def test_a_new_router_knows_what_the_engines_hold(client: httpx.AsyncClient, engines: list[str], python: Path) -> None:
+    """Prompts of nine blocks went to the engines by turns. A router that starts now sends each where its beginning is."""
+    story = "The quick brown fox jumps over the lazy dog. " * 12
+    questions = [[{"role": "user", "content": f"{number} {story}"}] for number in range(6)]
+    for messages in questions:
+        await chat(client, messages=messages, max_tokens=1)
+    with _router(python, engines, "cache_aware") as url:
+        async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as other:
+            answers = [await chat(other, messages=messages, max_tokens=1) for messages in reversed(questions)]
+    for answer in answers:
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 128
 
 
 async def test_a_request_that_is_too_long_is_refused(client: httpx.AsyncClient) -> None:

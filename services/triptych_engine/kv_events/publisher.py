@@ -5,8 +5,8 @@ A PUB socket sends `[topic, sequence number, payload]`. The number has 8 bytes, 
 `[topic, number, payload]` for each batch from there on that is still kept, and then with `["", -1, ""]`.
 
 The form is that of vLLM since vllm-project/vllm#42892 (events as maps) and #45177 (the topic in replays). Read: its
-vllm/distributed/kv_events.py at commit 0181ea3173e5 for the fields of events, and a later copy for the batch, which stayed an array,
-and for replays. Payloads that others have captured from vLLM 0.26.0 and 0.28.0 are the same.
+vllm/distributed/kv_events.py at commit 0181ea3173e5 for the fields of events, and a later copy for replays and the batch, which
+stayed an array. Payloads that others have captured from vLLM 0.26.0 and 0.28.0 are the same.
 """
 
 from __future__ import annotations
