@@ -1,8 +1,9 @@
 """Which engine gets a request.
 
-`prefix`: the engine where it costs least, in tokens: those of its prompt that the engine's prefix cache lacks, those that the
-engine has to compute for others, and so many for each sequence that runs or waits there. It is the cost of NVIDIA Dynamo's router
-(missing blocks + active blocks). Media are sticky (`Router.choose`): what blocks are called depends on them.
+`prefix`: the engine where it costs least, in tokens: those of its prompt that the engine's prefix cache lacks, as many of those that
+the engine has to compute for others, and so many for each sequence that runs or waits there. It is the cost of NVIDIA Dynamo's
+router (missing blocks + active blocks), for an engine in which prompts take turns. Media are sticky (`Router.choose`): what blocks
+are called depends on them.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class PromptCost:
         return min(near, key=lambda engine: (engine.num_recent, costs[engine]))
 
     def _cost(self, engine: EngineConnection) -> int:
-        return self.num_missing(engine) + engine.num_waiting_tokens + _SEQUENCE_TOKENS * engine.load
+        num_missing = self.num_missing(engine)
+        # An engine lets the shortest prompt take turns with the first, so that nobody waits for more than twice his own.
+        return num_missing + min(num_missing, engine.num_waiting_tokens) + _SEQUENCE_TOKENS * engine.load
 
     def _home(self, engine: EngineConnection) -> bytes:
         """What prompts have in common that go to the same engines."""
