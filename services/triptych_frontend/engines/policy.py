@@ -1,7 +1,7 @@
 """Which engine gets a request.
 
-`prefix`: the engine where it costs least, in tokens: those of its prompt that the engine's prefix cache lacks, as many of those that
-the engine has to compute for others, and so many for each sequence that runs or waits there. It is the cost of NVIDIA Dynamo's
+`prefix`: the engine where it costs least, in tokens: those of its prompt that the engine's prefix cache lacks, as many of those
+that the engine has to compute for others, and so many for each sequence that runs or waits there. It is the cost of NVIDIA Dynamo's
 router (missing blocks + active blocks), for an engine in which prompts take turns. Media are sticky (`Router.choose`): what blocks
 are called depends on them.
 """
