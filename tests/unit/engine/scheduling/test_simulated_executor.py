@@ -78,6 +78,21 @@ def test_prefixes_are_found(simulated: Simulated) -> None:
     simulated.kv_cache.pool.check_integrity([])
 
 
+def test_the_load_tells_what_has_to_be_computed_and_what_came_lately(simulated: Simulated) -> None:
+    core = simulated.core
+    for number in range(3):
+        core.add(Request(f"r{number}", list(range(10, 50)), SamplingParams(max_tokens=4, temperature=0.0)))
+    core._run_commands(block=False)
+    assert core.load.num_waiting_tokens == 120
+    assert core.load.num_recent == pytest.approx(3, abs=0.1)
+    core.step()
+    assert 0 < core.load.num_waiting_tokens < 120
+    while simulated.scheduler.has_work:
+        core.step()
+    assert core.load.num_waiting_tokens == 0
+    assert core.load.num_recent > 2, "they came lately, although none is there"
+
+
 def test_steps_take_what_they_cost(simulated: Simulated) -> None:
     start_s = time.perf_counter()
     simulated.answer(list(range(10, 50)), 11)
