@@ -20,12 +20,11 @@ from triptych_common.rpc.principal import Principal
 from triptych_frontend.engines.connection import EngineConnection
 
 Routing = Literal["prefix", "least-load", "round-robin"]
-#: What a sequence that runs or waits costs, in prompt tokens.
-_SEQUENCE_TOKENS = 64
-#: Engines whose costs differ by less cost the same. Then the one is chosen to which fewest sequences came lately. If none of them
-#: holds anything of the prompt, it is one of two that own the request's affinity key, or else the prompt's first block: so several
-#: frontends, which do not know of each other, send what belongs together to the same engines.
-_GRAIN_TOKENS = 2 * _SEQUENCE_TOKENS
+#: What a sequence that runs or waits costs, in prompt tokens. Engines whose costs differ by less cost the same. Then the one is
+#: chosen to which fewest sequences came lately. If none of them holds anything of the prompt, it is one of two that own the request's
+#: affinity key, or else the prompt's first block: so several frontends, which do not know of each other, send what belongs together
+#: to the same engines.
+_SEQUENCE_TOKENS = 128
 #: Blocks of a prompt that are compared. Their names take a microsecond each, on the event loop.
 _MAX_BLOCKS = 1024
 
@@ -43,7 +42,7 @@ class PromptCost:
         """The engine where the prompt costs least."""
         costs = {engine: self._cost(engine) for engine in engines}
         least = min(costs.values())
-        near = [engine for engine, cost in costs.items() if cost - least < _GRAIN_TOKENS]
+        near = [engine for engine, cost in costs.items() if cost - least < _SEQUENCE_TOKENS]
         if len(near) > 2 and not any(engine.blocks.num_held(self._of(engine)) for engine in near):
             near.sort(key=lambda engine: rendezvous(engine.address, self._home(engine)), reverse=True)
             del near[2:]
