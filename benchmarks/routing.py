@@ -29,6 +29,7 @@ from pathlib import Path
 import httpx
 from triptych_common.model.store import TEXT_MODEL
 
+from benchmarks.errors import BenchmarkError
 from benchmarks.harness.sitting import check_positive, describe, new_parser
 from benchmarks.harness.stack import Stack, running_stack
 from benchmarks.harness.targets import describe_load
@@ -49,6 +50,8 @@ def measure(stack: Stack, args: argparse.Namespace) -> dict:
     start_s = time.perf_counter()
     outcome, loads = run_async(_converse(stack, args, users))
     seconds = time.perf_counter() - start_s
+    if not outcome.ttft_s:
+        raise BenchmarkError(f"no request was answered: {outcome.failures[:3]}")
     time.sleep(_SETTLE_S)
     after = engines_of(stack)
     queries, hits = (_sum(after, name) - _sum(before, name) for name in ("prefix_cache_queries", "prefix_cache_hits"))
@@ -89,6 +92,7 @@ async def _converse(stack: Stack, args: argparse.Namespace, users: list) -> tupl
         outcome = await converse(stack.target, users, args.concurrency, args.max_tokens, args.think_s)
     finally:
         watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
     return outcome, [statistics.mean(engine) for engine in loads.values()]
 
 

@@ -21,11 +21,13 @@ class Arrivals:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._count, self._at_s = 0.0, clock()
+        #: How many there were, and when. One object, because other threads read it.
+        self._last = (0.0, clock())
 
     @property
     def num_recent(self) -> float:
-        return self._count * math.exp((self._at_s - self._clock()) / _FADING_S)
+        count, at_s = self._last
+        return count * math.exp((at_s - self._clock()) / _FADING_S)
 
     def add(self, count: int = 1) -> None:
         """Sequences have come."""
@@ -33,4 +35,4 @@ class Arrivals:
 
     def set(self, num_recent: float) -> None:
         """So many there are now, as who counts them says."""
-        self._count, self._at_s = num_recent, self._clock()
+        self._last = (num_recent, self._clock())

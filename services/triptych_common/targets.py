@@ -13,6 +13,8 @@ _SCHEME = re.compile(r"(dns|static|kubernetes):(.*)|(file):(/.*)", re.DOTALL)
 REGISTRY_URL = re.compile(r"(?:valkey|redis)s?://\S+")
 #: The password in a URL, behind one of the two groups.
 URL_PASSWORD = re.compile(r"((?<=://)[^/@\s]*:)[^/@\s]*(?=@)|([?&]password=)[^&\s]*")
+#: Name of a Service, perhaps its namespace, and a port.
+_SERVICE = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)?:[0-9]{1,5}")
 _ADDRESS = re.compile(r"(?:\[([0-9a-zA-Z:.%]+)\]|([^\s\[\]/@\x00\ufeff]+)):([0-9]{1,5})")
 
 
@@ -27,6 +29,10 @@ def parse_target(target: str) -> tuple[str, str]:
         return "registry", target
     match = _SCHEME.fullmatch(target)
     scheme, rest = (match[1] or match[3], match[2] or match[4] or "") if match else ("", target)
+    if scheme == "kubernetes" and not _SERVICE.fullmatch(rest):
+        raise ValueError(
+            f"{target!r} is not kubernetes:service:port or kubernetes:service.namespace:port, without .svc behind them"
+        )
     if scheme != "file":
         try:
             parse_address(rest)

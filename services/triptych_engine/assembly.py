@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.settings import EngineSettings
 
+log = logging.getLogger(__name__)
 #: Token budget of a step: (on a CPU, generates text) -> tokens.
 _DEFAULT_BUDGETS = {(True, True): 512, (True, False): 2048, (False, True): 8192, (False, False): 16384}
 
@@ -30,6 +32,7 @@ def new_executor(settings: EngineSettings, config: RunnerConfig, vocab_size: int
         return InProcessExecutor(config)
     if config.pooling is not None:
         raise StartupError("simulate needs a model that generates text")
+    log.warning("this engine is simulated: it computes nothing, and answers with made-up words")
     return SimulatedExecutor(SimulatedEngine.read(settings.simulate), config.model_path, vocab_size, config.block_size)
 
 

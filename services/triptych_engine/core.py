@@ -231,7 +231,7 @@ class EngineCore:
 
     def current_load(self) -> Load:
         """The load as it is now, for those who wait for a step."""
-        return replace(self.load, step_age_s=self._progress.age_s)
+        return replace(self.load, step_age_s=self._progress.age_s, num_recent=self._arrivals.num_recent)
 
     def _publish(self, outputs: Sequence[SequenceOutput]) -> None:
         self.load = load_of(self._scheduler, self._progress, self._arrivals)
@@ -257,9 +257,8 @@ class EngineCore:
                 raise UnimplementedError("this engine fetches no embeddings; media items cannot be taken", field="media")
             self._scheduler.add(request)
             self._arrivals.add()
-            self.load = load_of(
-                self._scheduler, self._progress, self._arrivals
-            )  # no step may follow for long, if the request waits for embeddings
+            # No step may follow for long, if the request waits for embeddings.
+            self.load = load_of(self._scheduler, self._progress, self._arrivals)
         except Exception as error:
             self._publish(self._scheduler.refuse(request, self._reason("a request was added", error)))
 

@@ -30,8 +30,6 @@ class Load:
     #: How long the step that runs has been running, and the longest of the last steps, in seconds.
     step_age_s: float
     longest_step_s: float
-    #: Tokens of live sequences that have to be computed yet.
-    num_waiting_tokens: int
     #: Sequences that came lately, see `Arrivals`.
     num_recent: float
 
@@ -95,6 +93,5 @@ def load_of(scheduler: Scheduler, progress: StepProgress, arrivals: Arrivals) ->
         num_generated_tokens=scheduler.num_generated_tokens,
         step_age_s=0.0,
         longest_step_s=progress.longest_s,
-        num_waiting_tokens=scheduler.num_waiting_tokens,
         num_recent=arrivals.num_recent,
     )

@@ -117,10 +117,10 @@ async def streams(urls: Sequence[str], is_over: asyncio.Event, num_streams: int 
         try:
             while not answers.empty() or not all(one.done() for one in clients):
                 try:
-                    async with asyncio.timeout(0.2):
-                        yield await answers.get()
+                    answer = await asyncio.wait_for(answers.get(), 0.2)
                 except TimeoutError:
                     continue
+                yield answer
             for one in clients:
                 one.result()
         finally:

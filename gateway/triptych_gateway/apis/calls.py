@@ -61,7 +61,7 @@ async def generate(request: Request, call: GenerationCall) -> tuple[Generation, 
     await grant_of(request).admit(call.calls)
     if session := request.headers.get(SESSION_HEADER, "")[:_MAX_SESSION_CHARS]:
         for one in call.calls:
-            if not one.request.options.HasField("affinity_key"):
+            if not one.request.options.affinity_key:
                 one.request.options.affinity_key = session
     # The body is no longer needed. Reserve memory for its files only, until a frontend has answered.
     release = take_hold(request, call.num_file_bytes)

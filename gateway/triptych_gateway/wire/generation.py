@@ -144,8 +144,8 @@ class GenerationRequest(Schema):
     priority: int | None = optional("Lower runs first. Default 0.", ge=-(2**31), le=2**31 - 1)
     cache_salt: str | None = optional("Prefix-cache blocks are shared only between requests of the same salt.", min_length=1)
     prompt_cache_key: str | None = optional(
-        "What the request belongs to: those with the same key go to the same engine where several cost about the same. The prefix "
-        "cache finds equal prompts without it; cache_salt keeps them apart.",
+        "What the request belongs to: those with the same key go to the same engine where several cost about the same. Media are a "
+        "key of their own. The prefix cache finds equal prompts without it; cache_salt keeps them apart.",
         max_length=512,
     )
     return_token_ids: bool | None = optional("Send the ids of the output tokens as `token_ids` of each choice.")

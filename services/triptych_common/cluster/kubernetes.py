@@ -12,6 +12,7 @@ from triptych.errors import StartupError
 
 from triptych_common.cluster.resolver import LastKnown, Update, join
 
+log = logging.getLogger(__name__)
 #: All slices are read anew after this time, in seconds: a watch whose connection is dead without an error tells nothing.
 RELIST_S = 60
 #: Time until the next attempt, in seconds.
@@ -29,7 +30,7 @@ class KubernetesResolver:
     Args:
         service: name of the Service.
         namespace: its namespace; empty for the one of this pod.
-        port: the port for every address.
+        port: the port of the pods, and not of the Service.
         client: makes a client of the API server, as lightkube's.
     """
 
@@ -37,6 +38,8 @@ class KubernetesResolver:
         self._service, self._namespace, self._port = service, namespace, port
         self._new_client = client or new_client
         self._hint = asyncio.Event()
+        #: Of the last list.
+        self._version = 0
 
     async def watch(self, update: Update) -> None:
         known = LastKnown(f"the EndpointSlices of {self._service}", SETTLE_S, update)
@@ -45,9 +48,7 @@ class KubernetesResolver:
                 # Each time a new client: the token of a service account expires.
                 async with _closing(self._new_client()) as client:
                     while True:
-                        await self._follow(client, known)
-            except StartupError:
-                raise
+                        await self._read(client, known)
             except Exception as error:  # the client's errors are many
                 known.failed(str(error).partition("\n")[0] or type(error).__name__)
             await asyncio.sleep(RETRY_S)
@@ -55,28 +56,34 @@ class KubernetesResolver:
     def resolve_now(self) -> None:
         self._hint.set()
 
-    async def _follow(self, client: Any, known: LastKnown) -> None:
-        """Read all slices, and follow their changes until it is time to read them again."""
+    async def _read(self, client: Any, known: LastKnown) -> None:
+        """Read all slices, and follow their changes until it is time to read them again. Raises what the client does if they cannot
+        be read. A watch may end for many reasons, of which none says that the server is away: proxies cut those that are silent."""
         from lightkube.resources.discovery_v1 import EndpointSlice
 
         self._hint.clear()
         which = {"namespace": self._namespace or None, "labels": {_SERVICE_LABEL: self._service}}
         listing = client.list(EndpointSlice, **which)
         slices = {found.metadata.name: found async for found in listing}
+        version = int(listing.resourceVersion)
+        if version < self._version:
+            known.restarted()  # of another database
+        self._version = version
         known.found(addresses_of(slices.values(), self._port))
         changes = client.watch(EndpointSlice, resource_version=listing.resourceVersion, server_timeout=RELIST_S, **which)
         reading = asyncio.create_task(self._apply(changes, slices, known))
         hinted = asyncio.create_task(self._hint.wait())
         try:
-            await asyncio.wait({reading, hinted}, timeout=RELIST_S, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                reading.result()
+            timeout_s = min(RELIST_S, known.settle_left_s or RELIST_S)
+            await asyncio.wait({reading, hinted}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             hinted.cancel()
             reading.cancel()
-            await asyncio.gather(reading, hinted, return_exceptions=True)
+            ended, _ = await asyncio.gather(reading, hinted, return_exceptions=True)
+        if isinstance(ended, Exception):
+            log.debug("the watch of the EndpointSlices of %s ended: %s", self._service, ended)
         # Several lost connections cause one reading.
-        await asyncio.sleep(RETRY_S if self._hint.is_set() else 0)
+        await asyncio.sleep(RETRY_S)
 
     async def _apply(self, changes: Any, slices: dict[str, Any], known: LastKnown) -> None:
         async with aclosing(changes):
@@ -89,17 +96,15 @@ class KubernetesResolver:
 
 
 def addresses_of(slices: Iterable[Any], port: int) -> list[str]:
-    """The addresses in the slices of one Service. Of a Service with both families of addresses, those of IPv4.
+    """The addresses in the slices of one Service. Where there are slices of IPv4, they are those of IPv4.
 
     A pod that ends and still serves is among them: it says itself that it takes no new requests, and hands over those it has.
     """
-    found: dict[str, list[str]] = {"IPv4": [], "IPv6": []}
-    for one in slices:
-        for endpoint in one.endpoints or ():
-            if one.addressType in found and endpoint.addresses and _is_in_use(endpoint.conditions):
-                # "Multiple" addresses of an endpoint are deprecated, and stand for the same pod.
-                found[one.addressType].append(join(endpoint.addresses[0], port))
-    return found["IPv4"] or found["IPv6"]
+    slices = list(slices)
+    family = "IPv4" if any(one.addressType == "IPv4" for one in slices) else "IPv6"
+    endpoints = [endpoint for one in slices if one.addressType == family for endpoint in one.endpoints or ()]
+    # Several addresses of an endpoint stand for the same pod.
+    return [join(one.addresses[0], port) for one in endpoints if one.addresses and _is_in_use(one.conditions)]
 
 
 def _is_in_use(conditions: Any) -> bool:
@@ -108,18 +113,24 @@ def _is_in_use(conditions: Any) -> bool:
     return ready or bool(conditions.terminating and conditions.serving)
 
 
-def new_client() -> Any:
-    """A client of the API server. Raises StartupError if its package is missing, or nothing says where the server is."""
+def configuration() -> Any:
+    """Where the API server is, and who asks. Raises StartupError if a package is missing, or nothing says it."""
     try:
-        from lightkube import AsyncClient
-        from lightkube.core.exceptions import ConfigError
+        from lightkube import KubeConfig
     except ImportError:
         raise StartupError("targets of Kubernetes need the package lightkube: pip install lightkube") from None
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of each request
     try:
-        return AsyncClient()
-    except ConfigError as error:
+        return KubeConfig.from_env().get()
+    except Exception as error:  # a file may also be no YAML, or lack what it should have
         raise StartupError(f"targets of Kubernetes need a service account's token or a kubeconfig: {error}") from None
+
+
+def new_client() -> Any:
+    """A client of the API server. Raises what `configuration` raises."""
+    from lightkube import AsyncClient
+
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of each request
+    return AsyncClient(configuration())
 
 
 @asynccontextmanager

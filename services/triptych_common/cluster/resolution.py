@@ -8,7 +8,7 @@ from pathlib import Path
 
 from triptych.errors import StartupError
 
-from triptych_common.cluster.kubernetes import KubernetesResolver
+from triptych_common.cluster.kubernetes import KubernetesResolver, configuration
 from triptych_common.cluster.registry import RegistryResolver
 from triptych_common.cluster.resolver import DnsResolver, FileResolver, JoinedResolver, Resolver, StaticResolver, join
 from triptych_common.targets import parse_address, parse_target
@@ -26,7 +26,7 @@ def resolver_of(targets: Sequence[str], role: str, fingerprint: str = "") -> Res
         fingerprint: the model of the services; empty for any.
 
     Raises:
-        StartupError: a target is not of this form.
+        StartupError: a target is not of this form; one of Kubernetes is given, and nothing says where the API server is.
     """
     static, resolvers = [], list[Resolver]()
     for target in targets:
@@ -42,6 +42,7 @@ def resolver_of(targets: Sequence[str], role: str, fingerprint: str = "") -> Res
             continue
         host, port = parse_address(rest)
         if scheme == "kubernetes":
+            configuration()  # what is missing is told at the start
             service, _, namespace = host.partition(".")
             resolvers.append(KubernetesResolver(service, namespace, port))
         elif scheme == "dns" or (not scheme and not _is_literal(host)):

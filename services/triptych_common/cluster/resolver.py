@@ -107,6 +107,11 @@ class LastKnown:
         self._failure = ""
         self._settled_s = -math.inf
 
+    @property
+    def settle_left_s(self) -> float:
+        """Time until the source knows all again, in seconds; 0 if it does."""
+        return max(0.0, self._settled_s - self._clock())
+
     def failed(self, why: str) -> None:
         """The source cannot be read."""
         if why != self._failure:

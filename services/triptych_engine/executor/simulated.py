@@ -50,7 +50,8 @@ class SimulatedEngine(BaseModel):
             raise StartupError(f"simulate: cannot read {path}: {error.strerror}") from error
         except ValidationError as error:
             details = error.errors()[0]
-            raise StartupError(f"simulate: {path}: {'.'.join(map(str, details['loc']))}: {details['msg']}") from error
+            told = ": ".join([*map(str, details["loc"]), details["msg"]])
+            raise StartupError(f"simulate: {path}: {told}") from error
 
     @property
     def costs(self) -> StepCosts:
@@ -120,7 +121,8 @@ class SimulatedExecutor:
         time.sleep(max(0.0, self._ends_s.pop(step_id) - time.perf_counter()))
         result = StepResult()
         for request_id in self._scheduled.pop(step_id).max_new_tokens:
-            sequence = self._sequences[request_id]
+            if (sequence := self._sequences.get(request_id)) is None:
+                continue  # it was dropped by a step that was launched since
             token_id = self._next_token(sequence)
             result.token_ids[request_id] = [token_id]
             if sequence.has_logprobs:

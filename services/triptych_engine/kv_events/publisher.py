@@ -89,6 +89,7 @@ class KVEventPublisher:
             self.endpoint = _open(self._publisher, endpoint, "kv_events", connects=not _is_wildcard(endpoint))
             if replay_endpoint is not None:
                 router = self._context.socket(zmq.ROUTER)
+                router.copy_threshold = 0
                 router.sndhwm = _MAX_KEPT + 1  # room for a whole answer: a ROUTER socket drops what is more
                 self.replay_endpoint = _open(router, replay_endpoint, "kv_events_replay")
                 replays = self._answer_replays(zmq.asyncio.Socket.from_socket(router))
@@ -131,7 +132,8 @@ class KVEventPublisher:
         self._batches.num_replays += 1
         with contextlib.suppress(zmq.ZMQError):  # the client has gone
             for count, (number, payload) in enumerate([one for one in self._kept if one[0] >= first]):
-                await router.send_multipart((client, b"", self._topic, number.to_bytes(8, "big"), payload))
+                # Without a copy: a client that asks and does not read would make as many as it likes.
+                await router.send_multipart((client, b"", self._topic, number.to_bytes(8, "big"), payload), copy=False)
                 if count % 100 == 99:
                     await asyncio.sleep(0)  # others have work to do on the event loop
             await router.send_multipart((client, b"", b"", _END, b""))

@@ -157,7 +157,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         reader = asyncio.create_task(self._read_session(core, request_iterator, mailbox))
         beats = asyncio.create_task(_beat(core, mailbox))
         try:
-            yield engine_pb2.SessionResponse(instance=self._instance(), model=self._model, load=load_message(core.load))
+            yield engine_pb2.SessionResponse(instance=self._instance(), model=self._model, load=load_message(core.current_load()))
             while (taken := await mailbox.take()) is not None:
                 step, outputs, load = taken
                 yield engine_pb2.SessionResponse(
@@ -227,7 +227,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     async def Describe(
         self, request: engine_pb2.EngineServiceDescribeRequest, context: grpc.aio.ServicerContext
     ) -> engine_pb2.EngineServiceDescribeResponse:
-        load = load_message(self._attached_core.load)
+        load = load_message(self._attached_core.current_load())
         return engine_pb2.EngineServiceDescribeResponse(instance=self._instance(), model=self._model, load=load)
 
     async def Embed(
@@ -276,7 +276,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             )
         core = self._attached_core
         while True:
-            changed, load = self._load_changed, core.load
+            changed, load = self._load_changed, core.current_load()
             yield engine_pb2.WatchLoadResponse(load=load_message(load))
             await asyncio.sleep(interval_s)
             await changed.wait()

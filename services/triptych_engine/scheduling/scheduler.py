@@ -91,11 +91,6 @@ class Scheduler:
         self._uncharged = defaultdict[str, int](int)  # tenant -> new tokens of this step; charging each would cost two calls more
 
     @property
-    def num_waiting_tokens(self) -> int:
-        """Tokens of live requests that no step has computed, or computes."""
-        return sum(request.num_tokens - request.num_scheduled_tokens for request in self._states.live.values())
-
-    @property
     def num_running(self) -> int:
         return len(self._states.running)
 

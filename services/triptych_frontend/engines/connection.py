@@ -30,6 +30,8 @@ _MIN_HANGING_S, _HANGING_FACTOR = 60.0, 10.0
 _TICK_S = 0.25
 #: Pause before the blocks are watched again, in seconds.
 _WATCH_PAUSE_S = 1.0
+#: Time between two loads of an engine at which this frontend has no request, in seconds.
+_LOAD_INTERVAL_S = 0.5
 
 
 class CarriedRequest(Carried, Protocol):
@@ -88,11 +90,6 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
     def num_recent(self) -> float:
         """Sequences that came to the engine lately, including those of other frontends."""
         return self._arrivals.num_recent
-
-    @property
-    def num_waiting_tokens(self) -> int:
-        """Tokens that the engine has to compute for what was sent there before, also by other frontends."""
-        return max(self.num_pending_tokens, self.reported_load.num_waiting_tokens)
 
     @property
     def is_idle(self) -> bool:
@@ -156,7 +153,8 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
 
     def greeted(self, first: engine_pb2.SessionResponse) -> None:
         self.check_fingerprint(first.model, self._expected)
-        self.reported_load, self._num_unreported, self._num_silent_ticks = first.load, 0, 0
+        self._num_silent_ticks = 0
+        self._take_load(first.load)
         self.connected(first.instance, first.model)
 
     def add_starts(self, message: engine_pb2.SessionRequest, starts: list[engine_pb2.EngineRequest]) -> None:
@@ -164,8 +162,7 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
 
     def received(self, response: engine_pb2.SessionResponse) -> None:
         if response.HasField("load"):
-            self.reported_load, self._num_unreported = response.load, 0
-            self._arrivals.set(response.load.num_recent)
+            self._take_load(response.load)
         if response.going_away:  # first: what is refused because of it must not come back
             self.goes_away()
         for output in response.outputs:
@@ -181,7 +178,25 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
             self._hand_over(self.loss(), has_failed=False)
 
     def beside(self) -> list[Coroutine[Any, Any, None]]:
-        return [self._watch(), self._watch_blocks()]
+        return [self._watch(), self._watch_blocks(), self._watch_load()]
+
+    def _take_load(self, load: engine_pb2.Load) -> None:
+        self.reported_load, self._num_unreported = load, 0
+        self._arrivals.set(load.num_recent)
+
+    async def _watch_load(self) -> None:
+        """Follow the engine's load while no request of this session is there: others may have brought it, and it ends."""
+        while True:
+            watch = self._stub.WatchLoad(engine_pb2.WatchLoadRequest(interval_s=_LOAD_INTERVAL_S))
+            try:
+                async for response in watch:
+                    if not self.carried:
+                        self._take_load(response.load)
+            except grpc.aio.AioRpcError as error:
+                log.debug("the engine at %s does not tell its load: %s", self.address, error.code().name)
+            finally:
+                watch.cancel()
+            await asyncio.sleep(_WATCH_PAUSE_S)
 
     async def _watch_blocks(self) -> None:
         """Follow what the engine's prefix cache holds. Older engines do not tell it."""

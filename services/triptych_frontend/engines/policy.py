@@ -1,9 +1,9 @@
 """Which engine gets a request.
 
 `prefix`: the engine where it costs least, in tokens: those of its prompt that the engine's prefix cache lacks, as many of those
-that the engine has to compute for others, and so many for each sequence that runs or waits there. It is the cost of NVIDIA Dynamo's
-router (missing blocks + active blocks), for an engine in which prompts take turns. Media are sticky (`Router.choose`): what blocks
-are called depends on them.
+that were sent there and have no output yet, and so many for each sequence that runs or waits there. It is the cost of NVIDIA
+Dynamo's router (missing blocks + active blocks), for an engine in which prompts take turns. Media are sticky (`Router.choose`):
+what blocks are called depends on them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from triptych_common.rpc.principal import Principal
 from triptych_frontend.engines.connection import EngineConnection
 
 Routing = Literal["prefix", "least-load", "round-robin"]
-#: What a sequence that runs or waits costs, in prompt tokens. Engines whose costs differ by less cost the same. Then the one is
-#: chosen to which fewest sequences came lately. If none of them holds anything of the prompt, it is one of two that own the request's
-#: affinity key, or else the prompt's first block: so several frontends, which do not know of each other, send what belongs together
-#: to the same engines.
+#: What a sequence that runs or waits costs, in prompt tokens. Engines whose costs differ by less cost the same. Of these, the owner
+#: of the request's affinity key is chosen. Without a key it is the one to which fewest sequences came lately; if none of them holds
+#: anything of the prompt, the same among two that own its first block: so several frontends, which do not know of each other, send
+#: what begins alike to the same engines.
 _SEQUENCE_TOKENS = 128
 #: Blocks of a prompt that are compared. Their names take a microsecond each, on the event loop.
 _MAX_BLOCKS = 1024
@@ -43,20 +43,22 @@ class PromptCost:
         costs = {engine: self._cost(engine) for engine in engines}
         least = min(costs.values())
         near = [engine for engine, cost in costs.items() if cost - least < _SEQUENCE_TOKENS]
+        if self._key:
+            return max(near, key=lambda engine: rendezvous(engine.address, self._key))
         if len(near) > 2 and not any(engine.blocks.num_held(self._of(engine)) for engine in near):
-            near.sort(key=lambda engine: rendezvous(engine.address, self._home(engine)), reverse=True)
+            near.sort(key=lambda engine: rendezvous(engine.address, self._beginning(engine)), reverse=True)
             del near[2:]
         return min(near, key=lambda engine: (engine.num_recent, costs[engine]))
 
     def _cost(self, engine: EngineConnection) -> int:
         num_missing = self.num_missing(engine)
         # An engine lets the shortest prompt take turns with the first, so that nobody waits for more than twice his own.
-        return num_missing + min(num_missing, engine.num_waiting_tokens) + _SEQUENCE_TOKENS * engine.load
+        return num_missing + min(num_missing, engine.num_pending_tokens) + _SEQUENCE_TOKENS * engine.load
 
-    def _home(self, engine: EngineConnection) -> bytes:
+    def _beginning(self, engine: EngineConnection) -> bytes:
         """What prompts have in common that go to the same engines."""
         blocks = self._of(engine)
-        return self._key or (blocks[0].to_bytes(8, "little") if blocks else b"")
+        return blocks[0].to_bytes(8, "little") if blocks else b""
 
     def num_missing(self, engine: EngineConnection) -> int:
         """Tokens of the prompt that the engine has to compute."""

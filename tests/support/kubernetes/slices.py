@@ -28,6 +28,7 @@ class SliceServer:
         #: Versions before this one are too old to be watched from.
         self._compacted = 0
         self._num_cuts = 0
+        self.num_watches = 0
         self.is_up = True
         #: Watches say nothing, as over a connection that is dead.
         self.is_mute = False
@@ -49,6 +50,10 @@ class SliceServer:
         self.slices, self._events = {}, []
         self._version = self._compacted = self._version + 100
         self.cut()
+
+    def lose(self) -> None:
+        """Begin anew with an empty database."""
+        self.slices, self._events, self._version, self._compacted = {}, [], 1, 0
 
     def compact(self) -> None:
         """Forget the events so far."""
@@ -84,13 +89,17 @@ class SliceServer:
             gone = {"kind": "Status", "code": 410, "message": "too old resource version", "metadata": {}}
             await response.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
             return response
-        while num_cuts == self._num_cuts and self.is_up:
-            changed = self._changed
-            for version, kind, one in self._events:
-                if version > seen and not self.is_mute and one["metadata"]["labels"]["kubernetes.io/service-name"] == service:
-                    await response.write(json.dumps({"type": kind, "object": one}).encode() + b"\n")
-            seen = self._version
-            await changed.wait()
+        self.num_watches += 1
+        try:
+            while num_cuts == self._num_cuts and self.is_up:
+                changed = self._changed
+                for version, kind, one in self._events:
+                    if version > seen and not self.is_mute and one["metadata"]["labels"]["kubernetes.io/service-name"] == service:
+                        await response.write(json.dumps({"type": kind, "object": one}).encode() + b"\n")
+                seen = self._version
+                await changed.wait()
+        finally:
+            self.num_watches -= 1
         if request.transport is not None:
             request.transport.abort()
         return response

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from support.drivers.engine_router import Engine, Heard, a_request, engines
@@ -100,25 +100,35 @@ async def test_new_prompts_with_one_beginning_have_one_home_for_all_frontends() 
     assert len(set(homes.pop())) == 3
 
 
-async def test_new_prompts_with_one_key_have_one_home() -> None:
-    async with engines("a:1", "b:1", "c:1") as (router, made, _resolver):
+@pytest.mark.parametrize("addresses", [("a:1", "b:1"), ("a:1", "b:1", "c:1", "d:1")])
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_requests_with_one_key_have_one_home(addresses: tuple[str, ...], is_known: bool) -> None:
+    async with engines(*addresses) as (_router, made, _resolver):
+        for engine in made.values():
+            holds(engine, prompt(0) if is_known else [])
+
+        def home(number: int, key: str, tenant: str = "") -> str:
+            request = asks([*prompt(0), number] if is_known else prompt(number), tenant=tenant)
+            request.affinity_key = key
+            pick = demand_of(request).pick
+            assert pick is not None
+            return pick(list(made.values())).address
+
+        homes = {key: {home(number, f"session {key}") for number in range(20)} for key in range(40)}
+        assert all(len(found) == 1 for found in homes.values())
+        assert set.union(*homes.values()) == set(addresses)
+        assert {home(0, "session 0", str(tenant)) for tenant in range(40)} == set(addresses), "tenants have sessions of their own"
+
+
+async def test_a_key_costs_no_more_than_a_sequence() -> None:
+    async with engines("a:1", "b:1") as (router, made, _resolver):
         for engine in made.values():
             holds(engine, [])
-        homes: dict[str, set[str]] = {}
-        for number in range(60):
-            request = asks(prompt(number))
-            request.affinity_key = f"session {number % 6}"
-            homes.setdefault(request.affinity_key, set()).add(await chosen(router, request))
-        assert all(len(found) == 1 for found in homes.values())
-        assert len(set.union(*homes.values())) == 3
-        elsewhere = {await chosen(router, asks_as(tenant)) for tenant in map(str, range(20))}
-        assert len(elsewhere) == 3, "tenants have sessions of their own"
-
-
-def asks_as(tenant: str) -> engine_pb2.EngineRequest:
-    request = asks(prompt(0), tenant=tenant)
-    request.affinity_key = "session 0"
-    return request
+        for number in range(8):
+            request = asks(prompt(number), f"r{number}")
+            request.affinity_key = "session"
+            router.start(request, Heard())
+        assert sorted(len(one.sent) for one in made.values()) == [4, 4]
 
 
 async def test_what_all_engines_hold_has_no_home() -> None:
@@ -146,12 +156,42 @@ async def test_a_conversation_begins_where_fewest_sequences_came_lately() -> Non
         assert made["c:1"].num_recent > 2.9
 
 
-async def test_what_other_frontends_sent_there_is_load() -> None:
+async def test_an_engine_whose_load_was_told_long_ago_is_asked_again() -> None:
+    """What others had brought there is over, but this frontend had no request there that would have told it."""
     async with engines("a:1", "b:1") as (router, made, _resolver):
         for engine in made.values():
             holds(engine, [])
-        made["a:1"].received(engine_pb2.SessionResponse(load=engine_pb2.Load(num_waiting_tokens=5000)))
+        told = [engine_pb2.WatchLoadResponse(load=engine_pb2.Load(num_running=50, num_recent=50.0)), engine_pb2.WatchLoadResponse()]
+        made["a:1"]._stub = Watched(told)  # type: ignore[assignment]
+        watching = asyncio.create_task(made["a:1"]._watch_load())
+        await until(lambda: made["a:1"].load == 50)
         assert {await chosen(router, asks(prompt(number))) for number in range(10)} == {"b:1"}
+        told[1].load.SetInParent()
+        made["a:1"]._stub.may_go_on.set()  # type: ignore[attr-defined]
+        await until(lambda: made["a:1"].load == 0)
+        assert await chosen(router, asks(prompt(0))) == "a:1"
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+class Watched:
+    """A stub of an engine that tells its load."""
+
+    def __init__(self, told: Sequence[engine_pb2.WatchLoadResponse]) -> None:
+        self._told = told
+        self.may_go_on = asyncio.Event()
+
+    def WatchLoad(self, request: engine_pb2.WatchLoadRequest) -> Watched:  # noqa: N802 - as the stub has it
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[engine_pb2.WatchLoadResponse]:
+        yield self._told[0]
+        await self.may_go_on.wait()
+        yield self._told[1]
+        await asyncio.Event().wait()
+
+    def cancel(self) -> None:
+        """As a call."""
 
 
 async def test_round_robin_takes_turns() -> None:

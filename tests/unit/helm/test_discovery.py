@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.chart import DEFAULT_MODEL, FULL, environment, of_kind, pod_of
+from triptych_common.cluster import resolution
 from triptych_common.cluster.kubernetes import KubernetesResolver
 from triptych_common.cluster.resolution import resolver_of
 
@@ -20,7 +21,8 @@ def test_nobody_has_a_right_by_default(rendered: Any) -> None:
     assert not any(pod_of(objects, pod)["automountServiceAccountToken"] for pod in PODS.values())
 
 
-def test_callers_watch_the_slices_of_those_that_they_call(rendered: Any) -> None:
+def test_callers_watch_the_slices_of_those_that_they_call(rendered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolution, "configuration", lambda: None)
     objects = rendered(**KUBERNETES)
     targets = {
         role: [value for name, value in environment(objects, pod).items() if name.endswith("_ADDRESSES")]

@@ -208,7 +208,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_blocks", "num_free_blocks", "block_size", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_generated_tokens", "step_age_s", "longest_step_s", "num_waiting_tokens", "num_recent")
+    __slots__ = ("num_running", "num_waiting", "num_blocks", "num_free_blocks", "block_size", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_generated_tokens", "step_age_s", "longest_step_s", "num_recent")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -220,7 +220,6 @@ class Load(_message.Message):
     NUM_GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_AGE_S_FIELD_NUMBER: _ClassVar[int]
     LONGEST_STEP_S_FIELD_NUMBER: _ClassVar[int]
-    NUM_WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_RECENT_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
@@ -233,6 +232,5 @@ class Load(_message.Message):
     num_generated_tokens: int
     step_age_s: float
     longest_step_s: float
-    num_waiting_tokens: int
     num_recent: float
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., step_age_s: _Optional[float] = ..., longest_step_s: _Optional[float] = ..., num_waiting_tokens: _Optional[int] = ..., num_recent: _Optional[float] = ...) -> None: ...
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., step_age_s: _Optional[float] = ..., longest_step_s: _Optional[float] = ..., num_recent: _Optional[float] = ...) -> None: ...

@@ -18,8 +18,8 @@ from triptych_engine.scheduling.block_pool import AllBlocksCleared, BlockRemoved
 
 #: Batches that wait for a slow subscriber. Then its stream ends.
 _MAX_WAITING = 1024
-#: Most of a chunk of a snapshot, so that it takes well under the 4 MiB of a gRPC message.
-_MAX_CHUNK_TOKENS, _MAX_CHUNK_BLOCKS = 65_536, 16_384
+#: Most of a chunk of a snapshot: building one keeps the event loop, and with it all streams, for some milliseconds.
+_MAX_CHUNK_TOKENS, _MAX_CHUNK_BLOCKS = 4096, 256
 #: This engine is not one of several that share a model.
 _RANK = 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +15,25 @@ from lightkube import AsyncClient, KubeConfig
 from lightkube.config.models import Cluster, User
 from support.kubernetes.slices import SliceServer, endpoint, serving_slices
 from support.waiting import until
+from triptych.errors import StartupError
 from triptych_common.cluster import kubernetes
 from triptych_common.cluster.kubernetes import KubernetesResolver
 from triptych_common.cluster.resolution import resolver_of
 
 SERVICE, PORT = "engine", 50053
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{name: a, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: a, user: {token: t}}]
+contexts: [{name: a, context: {cluster: a, user: a}}]
+current-context: a
+"""
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("RELIST_S", 5), ("RETRY_S", 0.02), ("SETTLE_S", 0.2)):
+    for name, seconds in (("RELIST_S", 5), ("RETRY_S", 0.02), ("SETTLE_S", 1.0)):
         monkeypatch.setattr(kubernetes, name, seconds)
 
 
@@ -121,7 +131,37 @@ async def test_an_outage_drops_nobody_even_if_the_server_comes_back_empty() -> N
             server.put("a", SERVICE, [endpoint("10.0.0.2"), endpoint("10.0.0.3")])
             await until(lambda: "10.0.0.3:50053" in told[-1])
             resolved = ("10.0.0.2:50053", "10.0.0.3:50053")
-            await until(lambda: told[-1] == resolved, 10)  # once all slices are read anew
+            await until(lambda: told[-1] == resolved, 3)  # once the time to settle is over, and not at the next regular reading
+
+
+async def test_a_watch_that_is_cut_again_and_again_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
+    """Proxies cut what is silent: an address that is gone leaves the set all the same."""
+    async with serving_slices() as (server, url):
+        server.put("a", SERVICE, [endpoint("10.0.0.1"), endpoint("10.0.0.2")])
+        async with told_of(url) as (told, _):
+            for number in range(3, 8):
+                await until(lambda: server.num_watches == 1)
+                server.cut()
+                await until(lambda: server.num_watches == 0)
+                server.put("a", SERVICE, [endpoint("10.0.0.1"), endpoint(f"10.0.0.{number}")])
+                expected = ("10.0.0.1:50053", f"10.0.0.{number}:50053")
+                await until(lambda expected=expected: told[-1] == expected, 0.8)  # type: ignore[misc]
+    assert "cannot be read" not in caplog.text
+
+
+async def test_a_server_with_another_database_has_to_settle() -> None:
+    """It was away for so short a time that no reading failed."""
+    async with serving_slices() as (server, url):
+        for _ in range(5):
+            server.put("a", SERVICE, [endpoint("10.0.0.1"), endpoint("10.0.0.2")])
+        async with told_of(url) as (told, _):
+            await until(lambda: server.num_watches == 1)
+            server.lose()
+            server.put("a", SERVICE, [endpoint("10.0.0.2")])
+            server.cut()
+            await asyncio.sleep(0.3)
+            assert told == [("10.0.0.1:50053", "10.0.0.2:50053")]
+            await until(lambda: told[-1] == ("10.0.0.2:50053",), 3)
 
 
 async def test_a_refusal_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -195,6 +235,30 @@ async def _do(
         server.is_up = True
 
 
-def test_targets_of_kubernetes() -> None:
+@pytest.fixture
+def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "kubeconfig"
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    return path
+
+
+@pytest.mark.parametrize("content", [None, "a: [", "{}"])
+def test_what_is_missing_is_told_at_the_start(kubeconfig: Path, content: str | None) -> None:
+    if content is not None:
+        kubeconfig.write_text(content)
+    with pytest.raises(StartupError, match="a service account's token or a kubeconfig"):
+        resolver_of(["kubernetes:engine:50053"], "engine")
+
+
+@pytest.mark.parametrize(
+    "target", ["engine.ns.svc:1", "10.0.0.1:50053", "[::1]:5", ".ns:1", "engine.:1", "Engine:1", "engine:0", "engine", "e_x:1"]
+)
+def test_targets_that_name_no_service_are_refused(target: str) -> None:
+    with pytest.raises(StartupError, match="kubernetes:service"):
+        resolver_of([f"kubernetes:{target}"], "engine")
+
+
+def test_targets_of_kubernetes(kubeconfig: Path) -> None:
+    kubeconfig.write_text(KUBECONFIG)
     assert isinstance(resolver_of(["kubernetes:engine.default:50053"], "engine"), KubernetesResolver)
     assert isinstance(resolver_of(["kubernetes:engine:50053"], "engine"), KubernetesResolver)

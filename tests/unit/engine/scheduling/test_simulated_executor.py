@@ -25,14 +25,19 @@ COSTS = {"fixed_s": 0.01, "decode_s": 0.002, "prompt_token_s": 0.001, "num_block
 class Simulated:
     """A core that is stepped by hand."""
 
-    def __init__(self, folder: Path, **costs: float) -> None:
+    def __init__(self, folder: Path, *, async_scheduling: bool = False) -> None:
         byte_level_tokenizer().save(str(folder / "tokenizer.json"))
-        executor = SimulatedExecutor(SimulatedEngine(**{**COSTS, **costs}), folder, VOCAB_SIZE, BLOCK_SIZE)
+        executor = SimulatedExecutor(SimulatedEngine(**COSTS), folder, VOCAB_SIZE, BLOCK_SIZE)
         loaded = executor.load()
         self.kv_cache = KVCacheManager(loaded.num_blocks, loaded.block_size)
         self.scheduler = Scheduler(self.kv_cache, max_num_seqs=8, max_num_batched_tokens=64, max_waiting=100, max_model_len=256)
         self.outputs: list[SequenceOutput] = []
-        self.core = EngineCore(self.scheduler, executor, lambda step, outputs, load: self.outputs.extend(outputs))
+        self.core = EngineCore(
+            self.scheduler,
+            executor,
+            lambda step, outputs, load: self.outputs.extend(outputs),
+            async_scheduling=async_scheduling,
+        )
         self.executor = executor
 
     def answer(self, prompt: list[int], max_tokens: int = 6, carried: Sequence[int] = ()) -> list[int]:
@@ -78,19 +83,28 @@ def test_prefixes_are_found(simulated: Simulated) -> None:
     simulated.kv_cache.pool.check_integrity([])
 
 
-def test_the_load_tells_what_has_to_be_computed_and_what_came_lately(simulated: Simulated) -> None:
+def test_the_load_tells_what_came_lately(simulated: Simulated) -> None:
     core = simulated.core
     for number in range(3):
         core.add(Request(f"r{number}", list(range(10, 50)), SamplingParams(max_tokens=4, temperature=0.0)))
     core._run_commands(block=False)
-    assert core.load.num_waiting_tokens == 120
     assert core.load.num_recent == pytest.approx(3, abs=0.1)
-    core.step()
-    assert 0 < core.load.num_waiting_tokens < 120
     while simulated.scheduler.has_work:
         core.step()
-    assert core.load.num_waiting_tokens == 0
-    assert core.load.num_recent > 2, "they came lately, although none is there"
+    assert 2 < core.current_load().num_recent < 3, "they came lately, although none is there"
+
+
+def test_a_request_that_leaves_takes_no_other_along(tmp_path: Path) -> None:
+    simulated = Simulated(tmp_path, async_scheduling=True)
+    for name in "abc":
+        simulated.scheduler.add(Request(name, list(range(10, 30)), SamplingParams(max_tokens=6, temperature=0.0)))
+    for _ in range(3):
+        simulated.core.step()
+    simulated.scheduler.abort(["a"])
+    while simulated.scheduler.has_work or simulated.core.num_in_flight:
+        simulated.core.step()
+    ends = {output.request_id: output for output in simulated.outputs if output.finish_reason is not None}
+    assert {name: end.error for name, end in ends.items()} == {"b": None, "c": None}
 
 
 def test_steps_take_what_they_cost(simulated: Simulated) -> None:
