@@ -193,6 +193,8 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
                     if not self.carried:
                         self._take_load(response.load)
             except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    return
                 log.debug("the engine at %s does not tell its load: %s", self.address, error.code().name)
             finally:
                 watch.cancel()

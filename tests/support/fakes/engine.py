@@ -263,6 +263,13 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         yield engine_pb2.WatchBlocksResponse(sequence=1, is_whole=True)
         await asyncio.Event().wait()
 
+    async def WatchLoad(
+        self, request: engine_pb2.WatchLoadRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[engine_pb2.WatchLoadResponse]:
+        """Its sessions tell it."""
+        await asyncio.Event().wait()
+        yield engine_pb2.WatchLoadResponse()
+
     def _live_of(self, session: object) -> dict[tuple[str, int], FakeSequence]:
         return {key: sequence for key, sequence in self.live.items() if sequence.session is session}
 

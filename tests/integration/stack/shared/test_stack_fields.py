@@ -274,8 +274,15 @@ HONOURED: dict[str, Callable[[Ask], None]] = {
     "repetition_penalty": lambda ask: frequency_penalty(ask, "repetition_penalty", 2.0),
 }  # fmt: skip
 
-#: Tested where a model or a stack has what they need: pictures, reasoning, a template with variables, waiting requests.
-ELSEWHERE = {"chat_template_kwargs", "include_reasoning", "mm_processor_kwargs", "priority", "thinking_token_budget"}
+#: Tested where a model or a stack has what they need: pictures, reasoning, a template with variables, waiting requests, engines.
+ELSEWHERE = {
+    "chat_template_kwargs",
+    "include_reasoning",
+    "mm_processor_kwargs",
+    "priority",
+    "prompt_cache_key",
+    "thinking_token_budget",
+}
 
 
 def test_every_field_that_does_something_is_here() -> None:

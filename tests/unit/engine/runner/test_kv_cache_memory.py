@@ -74,7 +74,7 @@ def test_an_explicit_size_wins(model: Path) -> None:
 
 
 def test_the_limit_is_what_is_available(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych_engine.service.usable_memory", lambda: Memory(GIB, 123))
+    monkeypatch.setattr("triptych_engine.assembly.usable_memory", lambda: Memory(GIB, 123))
     engine = EngineSettings(model=str(model))
     info, _ = served_model(model, "tiny", None, "auto")
     assert runner_config(engine, info, model).memory_limit == pytest.approx(123 + private_memory(), abs=64 << 20)
