@@ -20,11 +20,12 @@ from triptych_common.rpc.principal import Principal
 from triptych_frontend.engines.connection import EngineConnection
 
 Routing = Literal["prefix", "least-load", "round-robin"]
-#: What a sequence that runs or waits costs, in prompt tokens. Engines whose costs differ by less cost the same. Of these, the owner
-#: of the request's affinity key is chosen. Without a key it is the one to which fewest sequences came lately; if none of them holds
-#: anything of the prompt, the same among two that own its first block: so several frontends, which do not know of each other, send
-#: what begins alike to the same engines.
-_SEQUENCE_TOKENS = 128
+#: What a sequence that runs or waits costs, in prompt tokens. More would spread the load better, and find less in prefix caches.
+_SEQUENCE_TOKENS = 64
+#: Engines whose costs differ by less cost the same. Of these, the owner of the request's affinity key is chosen. Without a key it
+#: is the one to which fewest sequences came lately; if none of them holds anything of the prompt, the same among two that own its
+#: first block: so several frontends, which do not know of each other, send what begins alike to the same engines.
+_GRAIN_TOKENS = 2 * _SEQUENCE_TOKENS
 #: Blocks of a prompt that are compared. Their names take a microsecond each, on the event loop.
 _MAX_BLOCKS = 1024
 
@@ -42,7 +43,7 @@ class PromptCost:
         """The engine where the prompt costs least."""
         costs = {engine: self._cost(engine) for engine in engines}
         least = min(costs.values())
-        near = [engine for engine, cost in costs.items() if cost - least < _SEQUENCE_TOKENS]
+        near = [engine for engine, cost in costs.items() if cost - least < _GRAIN_TOKENS]
         if self._key:
             return max(near, key=lambda engine: rendezvous(engine.address, self._key))
         if len(near) > 2 and not any(engine.blocks.num_held(self._of(engine)) for engine in near):

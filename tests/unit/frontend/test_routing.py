@@ -120,7 +120,7 @@ async def test_requests_with_one_key_have_one_home(addresses: tuple[str, ...], i
         assert {home(0, "session 0", str(tenant)) for tenant in range(40)} == set(addresses), "tenants have sessions of their own"
 
 
-async def test_a_key_costs_no_more_than_a_sequence() -> None:
+async def test_a_key_costs_no_more_than_two_sequences() -> None:
     async with engines("a:1", "b:1") as (router, made, _resolver):
         for engine in made.values():
             holds(engine, [])
@@ -128,7 +128,9 @@ async def test_a_key_costs_no_more_than_a_sequence() -> None:
             request = asks(prompt(number), f"r{number}")
             request.affinity_key = "session"
             router.start(request, Heard())
-        assert sorted(len(one.sent) for one in made.values()) == [4, 4]
+        fewest, most = sorted(len(one.sent) for one in made.values())
+        assert fewest + most == 8
+        assert most - fewest <= 2
 
 
 async def test_what_all_engines_hold_has_no_home() -> None:
