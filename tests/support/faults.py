@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import grpc
 import psutil
@@ -31,8 +31,13 @@ FAULTS = [
 
 
 def processes(stack: Serving, kind: str) -> list[psutil.Process]:
-    children = psutil.Process(stack.process.pid).children()
-    return [child for child in children if f"triptych_{kind}" in child.cmdline()]
+    """The processes of the services of a kind, without those that have ended."""
+    found = []
+    for child in psutil.Process(stack.process.pid).children():
+        with suppress(psutil.NoSuchProcess):  # a zombie is one, too
+            if f"triptych_{kind}" in child.cmdline():
+                found.append(child)
+    return found
 
 
 def control_of(process: psutil.Process) -> grpc.aio.Channel:
