@@ -8,6 +8,8 @@ MAX_STOP_STRINGS = 16
 #: Characters of a stop string. Each choice may hold back this much text.
 MAX_STOP_CHARS = 1024
 MAX_CHOICES = 128
+#: Characters of an affinity key. Routers look at it once for each engine.
+MAX_AFFINITY_KEY_CHARS = 512
 #: Alternatives per token.
 MAX_LOGPROBS = 20
 #: Sequences of token ids that are never generated. A word has several spellings in tokens.

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import Request, Response
 from triptych.errors import TriptychError
 from triptych.v1 import preprocess_pb2
+from triptych_common.limits import MAX_AFFINITY_KEY_CHARS
 
 from triptych_gateway.apis.json_body import take_hold
 from triptych_gateway.frontends.client import PREPROCESS
@@ -20,7 +21,7 @@ from triptych_gateway.wire.errors import openapi_responses
 from triptych_gateway.wire.field_names import in_client_terms
 
 #: Names the session that a request belongs to, where the body has no `prompt_cache_key`. Longer names are cut.
-SESSION_HEADER, _MAX_SESSION_CHARS = "x-session-id", 512
+_SESSION_HEADER = "x-session-id"
 #: What the OpenAPI document says of OpenAI's answers.
 OPENAI_EVENTS = "One JSON object; or, when stream is true, server-sent events with chunks of it, and data: [DONE] at the end."
 #: A streamed answer, for the OpenAPI document, whose schema is that of each event.
@@ -59,7 +60,7 @@ async def generate(request: Request, call: GenerationCall) -> tuple[Generation, 
         AccessDeniedError: the key has too few tokens left.
     """
     await grant_of(request).admit(call.calls)
-    if session := request.headers.get(SESSION_HEADER, "")[:_MAX_SESSION_CHARS]:
+    if session := request.headers.get(_SESSION_HEADER, "")[:MAX_AFFINITY_KEY_CHARS]:
         for one in call.calls:
             if not one.request.options.affinity_key:
                 one.request.options.affinity_key = session

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
-from triptych_common.limits import MAX_BAD_WORDS, MAX_CHOICES, MAX_LOGPROBS
+from triptych_common.limits import MAX_AFFINITY_KEY_CHARS, MAX_BAD_WORDS, MAX_CHOICES, MAX_LOGPROBS
 
 from triptych_gateway.wire.schema import (
     UINT32_MAX,
@@ -144,9 +144,9 @@ class GenerationRequest(Schema):
     priority: int | None = optional("Lower runs first. Default 0.", ge=-(2**31), le=2**31 - 1)
     cache_salt: str | None = optional("Prefix-cache blocks are shared only between requests of the same salt.", min_length=1)
     prompt_cache_key: str | None = optional(
-        "What the request belongs to: those with the same key go to the same engine where several cost about the same. Media are a "
-        "key of their own. The prefix cache finds equal prompts without it; cache_salt keeps them apart.",
-        max_length=512,
+        "What the request belongs to: those with the same key go to the same engine where several cost about the same, unless they "
+        "have media. The prefix cache finds equal prompts without it; cache_salt keeps them apart.",
+        max_length=MAX_AFFINITY_KEY_CHARS,
     )
     return_token_ids: bool | None = optional("Send the ids of the output tokens as `token_ids` of each choice.")
 

@@ -75,21 +75,20 @@ class _Changes:
         #: Why the last attempt failed. Empty if it did not.
         self.failure = ""
 
-    def found(self, addresses: tuple[str, ...]) -> None:
-        self.failure = ""
-        if addresses != self._last:
-            log.info("%s: the addresses are %s", self._source, ", ".join(addresses) or "none")
-            self._update(addresses)
-        self._last = addresses
+    def found(self, addresses: Iterable[str]) -> None:
+        self.failure, found = "", tuple(addresses)
+        if found != self._last:
+            log.info("%s: the addresses are %s", self._source, ", ".join(found) or "none")
+            self._last = found
+            self._update(found)
 
-    def failed(self, error: OSError) -> None:
-        why = error.strerror or str(error)
+    def failed(self, why: str) -> None:
         if why != self.failure:
             log.warning("%s cannot be read: %s", self._source, why)
         self.failure = why
 
 
-class LastKnown:
+class LastKnown(_Changes):
     """The addresses of a source that may be away for a while, and come back without a memory.
 
     While it is away, the last known addresses stay. So they do for `settle_s` after it is back, because services may have to tell
@@ -102,9 +101,8 @@ class LastKnown:
     """
 
     def __init__(self, source: str, settle_s: float, update: Update, clock: Callable[[], float] = time.monotonic) -> None:
-        self._source, self._settle_s, self._update, self._clock = source, settle_s, update, clock
-        self._known: tuple[str, ...] | None = None
-        self._failure = ""
+        super().__init__(source, update)
+        self._settle_s, self._clock = settle_s, clock
         self._settled_s = -math.inf
 
     @property
@@ -112,28 +110,16 @@ class LastKnown:
         """Time until the source knows all again, in seconds; 0 if it does."""
         return max(0.0, self._settled_s - self._clock())
 
-    def failed(self, why: str) -> None:
-        """The source cannot be read."""
-        if why != self._failure:
-            log.warning("%s cannot be read, so the addresses stay as they are: %s", self._source, why)
-        self._failure = why
-
     def restarted(self) -> None:
         """The source may have lost what it knew."""
         self._settled_s = self._clock() + self._settle_s
 
     def found(self, addresses: Iterable[str]) -> None:
         """The source says that these are all addresses."""
-        if self._failure:
-            self._failure = ""
+        if self.failure:
             self.restarted()
-        known = self._known or ()
-        found = {*addresses, *(known if self._clock() < self._settled_s else ())}
-        result = tuple(sorted(found)) or known
-        if result != self._known:
-            log.info("%s: the addresses are %s", self._source, ", ".join(result) or "none")
-            self._known = result
-            self._update(result)
+        known = self._last or ()
+        super().found(tuple(sorted({*addresses, *(known if self.settle_left_s else ())})) or known)
 
 
 class DnsResolver:
@@ -160,7 +146,7 @@ class DnsResolver:
             try:
                 found = await self._lookup(self._host)
             except OSError as error:
-                changes.failed(error)
+                changes.failed(error.strerror or str(error))
             else:
                 changes.found(tuple(sorted({join(ip, self._port) for ip in found})))
             await asyncio.sleep(min(DNS_RETRY_S, self._interval_s))  # several hints in this time cause one lookup
@@ -195,7 +181,7 @@ class FileResolver:
             try:
                 found = await asyncio.to_thread(_read_file, self._path)
             except OSError as error:
-                changes.failed(error)
+                changes.failed(error.strerror or str(error))
             else:
                 if found != content:  # bad lines are logged once
                     content, addresses = found, self._addresses_in(found)

@@ -81,9 +81,8 @@ class SimulatedExecutor:
         self._first_words: Sequence[int] = ()
         self._next_words: Sequence[int] = ()
         self._sequences: dict[str, _Sequence] = {}
-        #: Steps that were launched -> when they end, on the clock of time.perf_counter.
-        self._ends_s: dict[int, float] = {}
-        self._scheduled: dict[int, SchedulerOutput] = {}
+        #: Steps that were launched, each with its end on the clock of time.perf_counter.
+        self._launched: dict[int, tuple[SchedulerOutput, float]] = {}
         self._idle_from_s = 0.0
 
     def load(self) -> ExecutorInfo:
@@ -103,8 +102,7 @@ class SimulatedExecutor:
 
     def launch(self, scheduled: SchedulerOutput) -> None:
         # A device computes one step after the other.
-        start_s = max(time.perf_counter(), self._idle_from_s)
-        self._idle_from_s = start_s
+        self._idle_from_s = max(time.perf_counter(), self._idle_from_s)
         if scheduled.num_scheduled_tokens:
             self._idle_from_s += self._engine.costs.step_s(scheduled.num_decoding, scheduled.num_prompt_tokens)
         for request_id in scheduled.dropped:
@@ -112,15 +110,16 @@ class SimulatedExecutor:
         for new in scheduled.new:
             num_tokens, wants = len(new.token_ids), new.sampling.logprobs is not None
             self._sequences[new.request_id] = _Sequence(new.token_ids[-1], num_tokens, num_tokens > new.num_prompt_tokens, wants)
-        self._ends_s[scheduled.step_id], self._scheduled[scheduled.step_id] = self._idle_from_s, scheduled
+        self._launched[scheduled.step_id] = scheduled, self._idle_from_s
 
     def sample(self, step_id: int) -> None:
         """Nothing to do: `result` makes the tokens."""
 
     def result(self, step_id: int) -> StepResult:
-        time.sleep(max(0.0, self._ends_s.pop(step_id) - time.perf_counter()))
+        scheduled, end_s = self._launched.pop(step_id)
+        time.sleep(max(0.0, end_s - time.perf_counter()))
         result = StepResult()
-        for request_id in self._scheduled.pop(step_id).max_new_tokens:
+        for request_id in scheduled.max_new_tokens:
             if (sequence := self._sequences.get(request_id)) is None:
                 continue  # it was dropped by a step that was launched since
             token_id = self._next_token(sequence)

@@ -1,9 +1,9 @@
 """Which engine gets a request.
 
-`prefix`: the engine where it costs least, in tokens: those of its prompt that the engine's prefix cache lacks, as many of those
-that were sent there and have no output yet, and so many for each sequence that runs or waits there. It is the cost of NVIDIA
-Dynamo's router (missing blocks + active blocks), for an engine in which prompts take turns. Media are sticky (`Router.choose`):
-what blocks are called depends on them.
+`prefix`: the engine where it costs least, in tokens: those of its prompt that the engine's prefix cache lacks; at most as many
+again for prompts that were sent there and have no output yet; and so many for each sequence that runs or waits there. It is the
+cost of NVIDIA Dynamo's router (missing blocks + active blocks), for an engine in which prompts take turns. Media are sticky
+(`Router.choose`): what blocks are called depends on them.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class PromptCost:
 
     def __call__(self, engines: Sequence[EngineConnection]) -> EngineConnection:
         """The engine where the prompt costs least."""
-        costs = {engine: self._cost(engine) for engine in engines}
+        missing = {engine: self.num_missing(engine) for engine in engines}
+        # An engine lets the shortest prompt take turns with the first, so that none waits for more than twice its own time.
+        costs = {
+            engine: num_missing + min(num_missing, engine.num_pending_tokens) + _SEQUENCE_TOKENS * engine.load
+            for engine, num_missing in missing.items()
+        }
         least = min(costs.values())
         near = [engine for engine, cost in costs.items() if cost - least < _GRAIN_TOKENS]
         if self._key:
             return max(near, key=lambda engine: rendezvous(engine.address, self._key))
-        if len(near) > 2 and not any(engine.blocks.num_held(self._of(engine)) for engine in near):
+        if len(near) > 2 and all(missing[engine] == len(self._request.prompt_token_ids) for engine in near):
             near.sort(key=lambda engine: rendezvous(engine.address, self._beginning(engine)), reverse=True)
             del near[2:]
         return min(near, key=lambda engine: (engine.num_recent, costs[engine]))
-
-    def _cost(self, engine: EngineConnection) -> int:
-        num_missing = self.num_missing(engine)
-        # An engine lets the shortest prompt take turns with the first, so that nobody waits for more than twice his own.
-        return num_missing + min(num_missing, engine.num_pending_tokens) + _SEQUENCE_TOKENS * engine.load
 
     def _beginning(self, engine: EngineConnection) -> bytes:
         """What prompts have in common that go to the same engines."""

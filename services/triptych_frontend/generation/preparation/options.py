@@ -9,7 +9,7 @@ from pathlib import Path
 
 from triptych.errors import InvalidRequestError, StartupError
 from triptych.v1 import common_pb2, generation_pb2
-from triptych_common.limits import MAX_BAD_WORDS, MAX_CHOICES, MAX_LOGPROBS
+from triptych_common.limits import MAX_AFFINITY_KEY_CHARS, MAX_BAD_WORDS, MAX_CHOICES, MAX_LOGPROBS
 
 from triptych_frontend.errors import check_count, check_range, refusal
 from triptych_frontend.generation.sampling import MAX_BAD_SEQUENCE_TOKENS, check_options
@@ -19,7 +19,6 @@ from triptych_frontend.tokens.tokenizer import Tokenizer
 #: Of vLLM's list. Its max_new_tokens is left out: it limits answers without the client's knowledge.
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _WORDS = "options.bad_words"
-_MAX_KEY_CHARS = 512
 _TRUNCATE = "options.truncate_prompt_tokens"
 #: Each step looks at twice as many continuations, and the engine reports at most so many.
 MAX_BEAM_WIDTH = MAX_LOGPROBS // 2
@@ -63,9 +62,8 @@ def check_bad_words(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_affinity_key(key: str) -> None:
-    """Raise InvalidRequestError for a key that is too long: routers look at it for each engine."""
-    if len(key) > _MAX_KEY_CHARS:
-        raise refusal("options.affinity_key", f"may have at most {_MAX_KEY_CHARS} characters", _MAX_KEY_CHARS, len(key))
+    """Raise InvalidRequestError for a key that is too long."""
+    check_count("options.affinity_key", len(key), MAX_AFFINITY_KEY_CHARS, "characters")
 
 
 def ban_words(words: Iterable[str], tokenizer: Tokenizer, sampling: common_pb2.SamplingParams) -> None:
