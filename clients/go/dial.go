@@ -113,7 +113,8 @@ func serviceConfig(retry Retry, balance bool) (string, error) {
 			"initialBackoff":       fmt.Sprintf("%.9fs", retry.InitialBackoff.Seconds()),
 			"maxBackoff":           fmt.Sprintf("%.9fs", retry.MaxBackoff.Seconds()),
 			"backoffMultiplier":    retry.Multiplier,
-			"retryableStatusCodes": []string{"UNAVAILABLE", "RESOURCE_EXHAUSTED"},
+			// A server that stops ends calls with CANCELLED that it has not taken yet (grpc/grpc#41785).
+			"retryableStatusCodes": []string{"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"},
 		}
 	}
 	config := map[string]any{"methodConfig": []any{method}}

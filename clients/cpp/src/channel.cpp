@@ -16,10 +16,10 @@ namespace triptych::detail {
 namespace {
 
 // For all methods. gRPC itself retries only while nothing of the answer was received. A full queue is tried again only when its error
-// says so: servers forbid it otherwise.
+// says so: servers forbid it otherwise. A server that stops ends calls with CANCELLED that it has not taken yet (grpc/grpc#41785).
 constexpr const char* kServiceConfig = R"({"methodConfig": [{"name": [{}], "retryPolicy": {
   "maxAttempts": 4, "initialBackoff": "0.1s", "maxBackoff": "2s", "backoffMultiplier": 2,
-  "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"]}}]})";
+  "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"]}}]})";
 
 std::shared_ptr<grpc::ChannelCredentials> credentials(const TlsOptions& tls) {
   if (tls.certificate.empty() != tls.private_key.empty()) {

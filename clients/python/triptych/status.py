@@ -38,6 +38,11 @@ def has_details(error: grpc.Call | grpc.aio.AioRpcError) -> bool:
     return _details(error) is not None
 
 
+def is_lost(error: grpc.Call | grpc.aio.AioRpcError) -> bool:
+    """Whether the connection was lost, or the server stopped: calls that it had not taken end with CANCELLED (grpc/grpc#41785)."""
+    return not has_details(error) and error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
 def _unpacked(status: status_pb2.Status | None, detail: _DetailT) -> _DetailT | None:
     """The detail of this type; None if there is none that can be read."""
     for packed in status.details if status else ():

@@ -21,14 +21,15 @@ export interface TlsOptions {
 
 /**
  * One attempt, then three more if nothing was received; gRPC gives up earlier at the call's deadline. A full queue is tried again only
- * when its error says so: servers forbid it otherwise.
+ * when its error says so: servers forbid it otherwise. A server that stops ends calls with CANCELLED that it has not taken yet
+ * (grpc/grpc#41785).
  */
 const RETRIES = {
   maxAttempts: 4,
   initialBackoff: "0.1s",
   maxBackoff: "2s",
   backoffMultiplier: 2,
-  retryableStatusCodes: ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
+  retryableStatusCodes: ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"],
 };
 
 const OPTIONS: ChannelOptions = {

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import grpc
 from triptych.errors import InvalidRequestError, ServiceUnavailableError, TriptychError
-from triptych.status import from_rpc_error, has_details
+from triptych.status import from_rpc_error, has_details, is_lost
 from triptych.v1 import common_pb2, detokenize_pb2_grpc, generation_pb2, generation_pb2_grpc, preprocess_pb2_grpc
 from triptych_common.cluster.session import HANDSHAKE_TIMEOUT_S, SessionConnection
 from triptych_common.rpc.channels import MAX_MESSAGE_BYTES, WORK_TIMEOUT_S, open_channel, was_closed
@@ -117,7 +117,7 @@ class FrontendConnection(SessionConnection[Calls, _Request, _Response]):
         if has_details(error):
             return from_rpc_error(error)
         # gRPC calls a write on a connection that was just lost an internal error. A frontend's own internal error has details.
-        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL):
+        if is_lost(error) or error.code() is grpc.StatusCode.INTERNAL:
             log.warning("frontend at %s is away: %s", self.address, error.details())
             return self.loss()
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:

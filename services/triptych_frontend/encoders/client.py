@@ -28,7 +28,7 @@ from triptych.errors import (
     ServiceUnavailableError,
     TriptychError,
 )
-from triptych.status import from_request_error, from_rpc_error, has_details
+from triptych.status import from_request_error, from_rpc_error, is_lost
 from triptych.v1 import encoder_pb2
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.host.fair_share import ServiceShare
@@ -57,8 +57,6 @@ _ASK_S = 2.0
 _RELEASE_TIMEOUT_S = 5.0
 #: An encoder that has not answered for the first time is asked who it is, and has the second time to say so, in seconds.
 _PATIENCE_S, _PROBE_TIMEOUT_S = 2.0, 3.0
-#: Statuses of a call whose connection to the encoder was lost or could not be made.
-_TRANSPORT_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 #: Most items whose files are being sent or encoded at the same time. It bounds this frontend's share of the encoders' queues.
 _MAX_UPLOADS = 256
 
@@ -182,7 +180,7 @@ class EncoderClient:
                 encoder.doubt()
                 message = f"the encoder at {encoder.address} did not answer within {self._timeout_s:g} s (encode_timeout_s)"
                 raise _SilentEncoderError(message, retry_after_s=1) from error
-            if error.code() in _TRANSPORT_LOST and not has_details(error):
+            if is_lost(error):
                 message = f"the encoder at {encoder.address} went away"
                 raise ServiceUnavailableError(message, retry_after_s=1) from error
             raise from_rpc_error(error) from error

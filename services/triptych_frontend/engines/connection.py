@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import grpc
 from triptych.errors import InternalError, ServiceUnavailableError
-from triptych.status import from_rpc_error, has_details
+from triptych.status import from_rpc_error, is_lost
 from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from triptych_common.arrivals import Arrivals
 from triptych_common.cluster.connection import MAX_BACKOFF_S, Carried
@@ -102,7 +102,7 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         try:
             return await self._stub.Embed(request, timeout=WORK_TIMEOUT_S, metadata=metadata)
         except grpc.aio.AioRpcError as error:
-            if has_details(error) or error.code() is not grpc.StatusCode.UNAVAILABLE:
+            if not is_lost(error):
                 raise from_rpc_error(error) from None
             raise self.loss() from None
         except (grpc.aio.UsageError, asyncio.CancelledError) as error:

@@ -257,10 +257,13 @@ async def test_a_reader_that_pauses_makes_the_server_wait() -> None:
         async with client.chat_stream(script(numTokens=128, tokenBytes=1 << 18), request_id="slow") as stream:
             await anext(stream)
             await asyncio.sleep(0.6)
+            (waiting,) = await mock.calls("slow")
             async for _ in stream:
                 pass
         (seen,) = await mock.calls("slow")
     assert seen.longest_send_s > 0.3
+    # 256 KiB each: 1 MiB for the client, and what both ends buffer.
+    assert waiting.num_responses < 16
 
 
 async def test_nobody_there_is_service_unavailable() -> None:

@@ -7,8 +7,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import grpc
 import pytest
 from support.mock import Mock, mock_server, script
+from support.waiting import until
 from triptych import AsyncClient, Client, RetryConfig
 from triptych.errors import DeadlineExceededError, QueueFullError, ServiceUnavailableError
 
@@ -47,6 +49,23 @@ async def test_a_service_that_is_back_in_time_answers_a_large_request(ask: Ask, 
     async with mock_server() as mock:
         assert await ask(mock, unavailable(3), is_stream, request_id="a", images=[bytes(3 << 20)]) == "word1 word2 word3"
         assert [call.media_bytes for call in await mock.calls("a")] == [3 << 20] * 4
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_call_that_a_stopping_server_cancelled_is_sent_again(ask: Ask, is_stream: bool) -> None:
+    cancelled = script(numTokens=3, fault={"numCalls": 1, "bareCode": grpc.StatusCode.CANCELLED.value[0]})
+    async with mock_server() as mock:
+        assert await ask(mock, cancelled, is_stream, request_id="a") == "word1 word2 word3"
+        assert len(await mock.calls("a")) == 2
+
+
+async def test_a_call_that_the_client_cancelled_is_not_sent_again() -> None:
+    async with mock_server() as mock, AsyncClient(mock.address) as client:
+        call = asyncio.create_task(client.chat(script(numTokens=3, firstTokenS=30), request_id="a"))
+        await until(lambda: mock.server.num_live_requests > 0)
+        call.cancel()
+        await asyncio.sleep(0.5)
+        assert len(await mock.calls("a")) == 1
 
 
 async def test_four_attempts_are_all(ask: Ask) -> None:

@@ -91,9 +91,10 @@ async def test_errors_stand_in_the_list_if_wanted(mock: Mock) -> None:
 async def test_a_full_queue_and_a_lost_engine_are_tried_again(mock: Mock) -> None:
     full = {"numCalls": 4, "error": {"code": 8, "reason": "QUEUE_FULL", "retryAfterS": 0.01}}
     lost = {"numCalls": 4, "error": {"code": 14, "reason": "SERVICE_UNAVAILABLE"}}
-    prompts = [script(text="a", fault=full), script(text="b", fault=lost), script(text="c", fault={"numCalls": 3, "bareCode": 14})]
+    bare = [{"numCalls": num_calls, "bareCode": code} for num_calls, code in ((3, 14), (1, 1))]
+    prompts = [script(text=text, fault=fault) for text, fault in zip("abcd", [full, lost, *bare], strict=True)]
     outputs = await in_thread(mock.address, lambda llm: llm.generate(prompts, use_tqdm=False))
-    assert [output.outputs[0].text for output in outputs] == ["a", "b", "c"]
+    assert [output.outputs[0].text for output in outputs] == list("abcd")
 
 
 async def test_services_that_stay_away_are_an_error(mock: Mock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,9 @@ def target_of(
         ("grpc.keepalive_timeout_ms", round(keepalive.timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", int(keepalive.permit_without_calls)),
         ("grpc.http2.max_pings_without_data", 0),
+        # A stream that is not read makes the server wait. gRPC's own estimate lets a fast server send tens of MiB ahead.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 1 << 20),
         # Reconnect to a server that was started again within a second or two.
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.min_reconnect_backoff_ms", 200),
@@ -152,8 +155,9 @@ def _service_config(retry: RetryConfig, *, is_balanced: bool) -> str:
             "initialBackoff": f"{retry.initial_backoff_s:.9f}s",
             "maxBackoff": f"{retry.max_backoff_s:.9f}s",
             "backoffMultiplier": retry.backoff_multiplier,
-            # A full queue is tried again only when its error says so: servers forbid it otherwise.
-            "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
+            # A full queue is tried again only when its error says so: servers forbid it otherwise. A server that stops ends calls
+            # with CANCELLED that it has not taken yet (grpc/grpc#41785).
+            "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"],
         }
     config: dict[str, Any] = {"methodConfig": [method]}
     if is_balanced:

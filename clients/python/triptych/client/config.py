@@ -59,7 +59,9 @@ class TLSConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RetryConfig:
-    """Retries of calls that end with UNAVAILABLE before anything of the answer has come. gRPC makes them, within the deadline.
+    """Retries of calls that end with UNAVAILABLE, or that a stopping server cancelled, before anything of the answer has come.
+
+    gRPC makes them, within the deadline.
 
     Where the server says when it is worth another try, it is made then: also for a full queue or a rate (RESOURCE_EXHAUSTED),
     unless that is more than 30 s away.

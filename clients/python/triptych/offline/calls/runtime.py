@@ -29,7 +29,7 @@ from triptych.local import LocalServer
 from triptych.offline.calls.loop import Job, LoopThread, Window
 from triptych.offline.calls.progress import ProgressBar
 from triptych.offline.outputs import GenerationError
-from triptych.status import from_rpc_error, has_details
+from triptych.status import from_rpc_error, has_details, is_lost
 from triptych.v1 import common_pb2, detokenize_pb2_grpc, generation_pb2, generation_pb2_grpc, preprocess_pb2_grpc
 
 T = TypeVar("T")
@@ -122,10 +122,10 @@ class Runtime:
             try:
                 return await method(request, metadata=metadata)
             except grpc.aio.AioRpcError as status:
-                error, is_of_service = from_rpc_error(status), has_details(status)
+                error, is_of_service, was_lost = from_rpc_error(status), has_details(status), is_lost(status)
             if isinstance(error, QueueFullError) and is_of_service:
                 pause_s = error.retry_after_s or _QUEUE_PAUSE_S
-            elif isinstance(error, ServiceUnavailableError) and num_retries < _MAX_RETRIES:
+            elif (isinstance(error, ServiceUnavailableError) or was_lost) and num_retries < _MAX_RETRIES:
                 if self._server is not None:
                     self._server.check()
                 pause_s = min(_FIRST_PAUSE_S * 2**num_retries, _MAX_PAUSE_S)

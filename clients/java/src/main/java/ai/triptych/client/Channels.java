@@ -24,7 +24,8 @@ final class Channels {
    */
   private static final long RETRY_BUFFER_BYTES = 4L << 30;
 
-  private static final List<String> RETRYABLE = List.of("UNAVAILABLE", "RESOURCE_EXHAUSTED");
+  /** A server that stops ends calls with CANCELLED that it has not taken yet (grpc/grpc#41785). */
+  private static final List<String> RETRYABLE = List.of("UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED");
 
   private Channels() {}
 
