@@ -58,7 +58,9 @@ A field that is not honoured is refused with a 400 that names it; nothing is sil
 def create_app(settings: GatewaySettings) -> FastAPI:
     """Build the application. Its lifespan opens the connections to the frontends. Its routes share `app.state.gateway`."""
     gateway = Gateway(settings)
-    routers = ROUTERS if settings.playground else ROUTERS[:-1]
+    routers: Sequence[AccessRouter] = ROUTERS if settings.playground else ROUTERS[:-1]
+    if settings.has_keys and settings.load_metrics_without_key:
+        routers = [health.open_metrics_router if router is health.metrics_router else router for router in routers]
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -122,7 +122,7 @@ class Metrics(Collector):
         yield counter(f"{prefix}_history_fields_ignored", ignored, ignored_fields["total"])
         waiting = self.waiting_for_model
         yield labelled_gauge(f"{prefix}_model_requests_waiting", "Requests that wait for a frontend.", "model_name", waiting)
-        yield from _aliases(self.engine_loads)
+        yield from load_metrics(self.engine_loads)
 
 
 class Tenants:
@@ -168,7 +168,7 @@ class Tenants:
         return tenant
 
 
-def _aliases(loads: ModelLoads) -> Iterator[Metric]:
+def load_metrics(loads: ModelLoads) -> Iterator[Metric]:
     """Sums over all engines of a model, under the names that autoscalers and endpoint pickers know from vLLM."""
     text, labels, engine = "As in vLLM, over all engines.", ("model_name", "engine"), "all"
 

@@ -78,6 +78,13 @@ class GatewaySettings(ServiceSettings):
         Path | None,
         Field(description="File with the hashes of API keys, which `triptych keys` writes. It is read again when it changes."),
     ] = None
+    load_metrics_without_key: Annotated[
+        bool,
+        Field(
+            description="Answer GET /metrics without a key too, with the engines' load alone (vllm:...): the endpoint picker of an "
+            "inference gateway has no key."
+        ),
+    ] = False
     rate_limit_store: Annotated[
         str,
         AfterValidator(check_rates_target),

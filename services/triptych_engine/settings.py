@@ -61,7 +61,7 @@ class EngineSettings(GrpcServiceSettings):
         Field(description="Where subscribers of kv_events ask for batches that they have missed, e.g. tcp://*:5558."),
     ] = None
     kv_events_topic: Annotated[
-        str, Field(description="Topic of the messages of kv_events. llm-d wants kv@<address of the pod>@<name of the model>.")
+        str, Field(description="Topic of the messages of kv_events. llm-d wants kv@<address of the pod>:<port of REST>@<model>.")
     ] = ""
     simulate: Annotated[
         Path | None,

@@ -28,9 +28,20 @@ def container_of(objects: Sequence[Object], deployment: str) -> Object:
     return dict(found)
 
 
-def environment(objects: Sequence[Object], deployment: str) -> dict[str, str]:
-    """The variables of a service whose values are in the rendering: its ConfigMap, and its container's own."""
-    container = container_of(objects, deployment)
+def containers_of(objects: Sequence[Object], deployment: str) -> dict[str, Object]:
+    """The containers of a Deployment that run together, by name: sidecars in the order in which they start, then the others."""
+    pod = pod_of(objects, deployment)
+    sidecars = [found for found in pod.get("initContainers", []) if found.get("restartPolicy") == "Always"]
+    return {found["name"]: found for found in [*sidecars, *pod["containers"]]}
+
+
+def environment(objects: Sequence[Object], deployment: str, container: Object | None = None) -> dict[str, str]:
+    """The variables of a service whose values are in the rendering: its ConfigMap, and its container's own.
+
+    Args:
+        container: one of several of the Deployment.
+    """
+    container = container or container_of(objects, deployment)
     found: dict[str, str] = {}
     for source in container["envFrom"]:
         found |= of_kind(objects, "ConfigMap")[source["configMapRef"]["name"]]["data"]

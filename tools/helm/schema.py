@@ -36,6 +36,7 @@ OWNED = frozenset(
             "insecure_grpc",
             "https_dir",
             "api_keys_file",
+            "load_metrics_without_key",
         ),
         *("frontend_addresses", "engine_addresses", "encoder_addresses"),
         *("model", "served_model_name", "task", "max_model_len"),

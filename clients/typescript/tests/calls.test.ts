@@ -42,16 +42,23 @@ function endless(): { stream: (call: Stream) => Promise<void>; cancelled: Promis
 }
 
 /** Answers with nothing until the client goes. */
-function silent(): { stream: (call: Stream) => void; started: Promise<void>; cancelled: Promise<void> } {
+function silent(): {
+  stream: (call: Stream) => void;
+  started: Promise<void>;
+  cancelled: Promise<void>;
+  calls: Stream[];
+} {
+  const calls: Stream[] = [];
   let start: () => void;
   let end: () => void;
   const started = new Promise<void>((resolve) => (start = resolve));
   const cancelled = new Promise<void>((resolve) => (end = resolve));
   const stream = (call: Stream): void => {
+    calls.push(call);
     start();
     call.once("cancelled", end);
   };
-  return { stream, started, cancelled };
+  return { stream, started, cancelled, calls };
 }
 
 test("a stream is read whole, as responses, as text, and as the final answer", async (t) => {
@@ -85,8 +92,8 @@ test("leaving the loop cancels the call on the server", async (t) => {
   await assert.rejects(answer.finalResponse(), { name: "RequestAbortedError" });
 });
 
-test("a stream can be cancelled before its first response, while its reader waits", async (t) => {
-  const { stream, started, cancelled } = silent();
+test("a stream can be cancelled before its first response, while its reader waits, and is not sent again", async (t) => {
+  const { stream, started, cancelled, calls } = silent();
   const client = connect(t, await serve(t, { chatStream: { stream } }));
   const answer = client.chatStream({ chat: {} });
   const next = answer.next();
@@ -94,6 +101,9 @@ test("a stream can be cancelled before its first response, while its reader wait
   answer.cancel();
   assert.deepEqual(await next, { done: true, value: undefined });
   await cancelled;
+  // A retry would come after 0.1 s.
+  await sleep(300);
+  assert.equal(calls.length, 1);
 });
 
 test("a signal ends a stream with its reason, also between responses that wait to be read", async (t) => {

@@ -14,6 +14,7 @@ from triptych_common.host.fair_share import FairShare
 from triptych_gateway.access.audit import AuditLog
 from triptych_gateway.access.grant import Grant, Places
 from triptych_gateway.access.key_ring import NO_KEY, Key, KeyChange, KeyRing, Refusal
+from triptych_gateway.access.keys import given_keys
 from triptych_gateway.access.rates import MemoryRates, RefusalPace, SharedRates
 from triptych_gateway.metrics import Metrics
 from triptych_gateway.record import RequestRecord
@@ -75,7 +76,7 @@ class AccessControl:
         """
         if self._ring is None:
             return NO_KEY
-        found: Sequence[Key | Refusal] = [self._ring.find(text) for text in _given_keys(headers)]
+        found: Sequence[Key | Refusal] = [self._ring.find(text) for text in given_keys(headers)]
         key = next((one for one in found if isinstance(one, Key)), None)
         if key is None:
             raise _unauthenticated([one for one in found if not isinstance(one, Key)])
@@ -203,13 +204,3 @@ def _unauthenticated(refusals: Sequence[Refusal]) -> AccessDeniedError:
         return AccessDeniedError(401, needed, "no_key", code="invalid_api_key")
     reason = next((one for one in refusals if one != "wrong"), "wrong")
     return AccessDeniedError(401, "wrong API key, or one that is no longer valid", f"{reason}_key", code="invalid_api_key")
-
-
-def _given_keys(headers: Mapping[str, str]) -> list[bytes]:
-    """The keys that a request has: OpenAI's clients send a bearer token, Anthropic's a header of its own, or both."""
-    keys = [headers["x-api-key"]] if "x-api-key" in headers else []
-    if "authorization" in headers:
-        scheme, _, key = headers["authorization"].partition(" ")
-        keys.append(key if scheme.lower() == "bearer" else "")
-    # HTTP's headers are Latin-1, gRPC's metadata may have any characters. No key has.
-    return [key.encode("latin-1", "replace") for key in keys]

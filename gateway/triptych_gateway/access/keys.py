@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -151,3 +152,13 @@ def _ids_by_index(content: bytes) -> dict[int, str]:
         return {}
     ids = ((index, entry.get("id")) for index, entry in enumerate(entries) if isinstance(entry, dict))
     return {index: one for index, one in ids if isinstance(one, str) and re.fullmatch(KEY_ID, one)}
+
+
+def given_keys(headers: Mapping[str, str]) -> list[bytes]:
+    """The keys that a request has: OpenAI's clients send a bearer token, Anthropic's a header of its own, or both."""
+    keys = [headers["x-api-key"]] if "x-api-key" in headers else []
+    if "authorization" in headers:
+        scheme, _, key = headers["authorization"].partition(" ")
+        keys.append(key if scheme.lower() == "bearer" else "")
+    # HTTP's headers are Latin-1, gRPC's metadata may have any characters. No key has.
+    return [key.encode("latin-1", "replace") for key in keys]

@@ -74,7 +74,7 @@ class RequestMiddleware:
                 route = _route(scope)
                 # A connection is not a request of its route.
                 self._metrics.request_ended(record, "websocket" if scope["type"] == "websocket" else route or "unmatched")
-                if self._paths.of(scope["path"]) is not Access.OPEN and scope.get("method") != "OPTIONS":
+                if self._paths.of(scope["path"], Headers(scope=scope)) is not Access.OPEN and scope.get("method") != "OPTIONS":
                     self._access.ended("request", record, *audited(scope, route))
                 self._log(scope, record)
                 request_id_var.reset(token)
@@ -221,11 +221,12 @@ class AccessMiddleware:
             self._hosts.check(Headers(scope=scope).getlist("host"))
         state, record = scope["state"], scope["state"]["record"]
         state.update(principal=NO_KEY.principal, grant=self._access.grant(NO_KEY, record))
-        needed = self._paths.of(scope["path"])
+        headers = Headers(scope=scope)
+        needed = self._paths.of(scope["path"], headers)
         if needed is Access.OPEN or scope.get("method") == "OPTIONS":
             await self._app(scope, receive, send)
             return
-        grant = await self._access.admit(Headers(scope=scope), record, for_operators=needed is Access.OPERATOR)
+        grant = await self._access.admit(headers, record, for_operators=needed is Access.OPERATOR)
         try:
             await grant.begin()
             state.update(principal=grant.key.principal, grant=grant)

@@ -5,12 +5,13 @@ A route needs an API key unless its router is declared open.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
 from fastapi import APIRouter
 
+from triptych_gateway.access.keys import given_keys
 from triptych_gateway.wire.errors import ErrorBody
 
 
@@ -23,6 +24,8 @@ class Access(Enum):
     KEY = "key"
     #: Callers with the API key of an operator, if the gateway has keys. These routes tell about the requests of all tenants.
     OPERATOR = "operator"
+    #: Callers without a key, to whom the route shows less, and operators.
+    OPEN_OR_OPERATOR = "open or operator"
 
 
 class AccessRouter(APIRouter):
@@ -68,9 +71,12 @@ class AccessPaths:
                 self._paths[path] = router.access
         self._open_folders = tuple(folders)
 
-    def of(self, path: str) -> Access:
-        """The access to a path."""
-        return self._paths.get(path) or (Access.OPEN if path.startswith(self._open_folders) else Access.KEY)
+    def of(self, path: str, headers: Mapping[str, str]) -> Access:
+        """The access to a path, for a request with these headers: OPEN, KEY or OPERATOR."""
+        access = self._paths.get(path) or (Access.OPEN if path.startswith(self._open_folders) else Access.KEY)
+        if access is Access.OPEN_OR_OPERATOR:
+            return Access.OPERATOR if given_keys(headers) else Access.OPEN
+        return access
 
 
 class ErrorBodies:

@@ -1,27 +1,46 @@
 {{/*
-All components of the release, as a JSON list: the gateway, then frontend, encoder and engine of each model. A component has:
+All components of the release, as a JSON list: the gateway, then frontend, encoder and engine of each model. With an inference gateway,
+one component for each model: its engine, in whose pods the others run too. A component has:
   role     gateway, frontend, encoder or engine
   model    name of its entry in `models`; empty for the gateway
   name     name of its objects
   config   its values: the role's defaults, overridden by the model's entry
-  entry    the model's entry, with its `storage` merged
+  entry    the model's entry, with its `storage` and `endpointPicker` merged
+  sidecars the components that run in its pods too: gateway, frontend and encoder
+  suffix   of a sidecar: the end of the names of volumes that are its own
 */}}
 {{- define "triptych.components" -}}
 {{- include "triptych.validateModels" . }}
 {{- $full := include "triptych.fullname" . }}
-{{- $found := list (dict "role" "gateway" "model" "" "name" (printf "%s-gateway" $full) "config" .Values.gateway "entry" dict) }}
+{{- $pooled := .Values.inferenceGateway.enabled }}
+{{- $gateway := dict "role" "gateway" "model" "" "name" (printf "%s-gateway" $full) "config" .Values.gateway "entry" dict }}
+{{- $found := $pooled | ternary list (list $gateway) }}
 {{- range $model := .Values.models }}
 {{- $storage := mergeOverwrite (deepCopy $.Values.storage) ($model.storage | default dict) }}
-{{- $entry := merge (dict "storage" $storage "servedModelName" ($model.servedModelName | default $model.name)) $model }}
+{{- $picker := mergeOverwrite (deepCopy $.Values.inferenceGateway.endpointPicker) ($model.endpointPicker | default dict) }}
+{{- $served := $model.servedModelName | default $model.name }}
+{{- $entry := merge (dict "storage" $storage "endpointPicker" $picker "servedModelName" $served) $model }}
+{{- $own := list }}
 {{- range $role := list "frontend" "encoder" "engine" }}
 {{- $config := mergeOverwrite (deepCopy (index $.Values $role)) (index $model $role | default dict) }}
 {{- if or (ne $role "encoder") $config.enabled }}
 {{- $name := printf "%s-%s-%s" $full $model.name $role }}
-{{- $found = append $found (dict "role" $role "model" $model.name "name" $name "config" $config "entry" $entry) }}
+{{- $own = append $own (dict "role" $role "model" $model.name "name" $name "config" $config "entry" $entry) }}
 {{- end }}
 {{- end }}
+{{- if $pooled }}
+{{- $sidecars := prepend (initial $own) (merge (dict "name" (printf "%s-%s-gateway" $full $model.name)) $gateway) }}
+{{- range $sidecars }}{{ $_ := set . "suffix" (printf "-%s" .role) }}{{ end }}
+{{- $own = list (set (last $own) "sidecars" $sidecars) }}
+{{- end }}
+{{- $found = concat $found $own }}
 {{- end }}
 {{- toJson $found }}
+{{- end }}
+
+{{/* A component and its sidecars, as a JSON list. Argument: the component. */}}
+{{- define "triptych.services" -}}
+{{- prepend (.sidecars | default list) . | toJson }}
 {{- end }}
 
 {{/* Ports of a role, as JSON. `main` is the port of the work; the gateway has its metrics there too, and serves gRPC at a second one. */}}
@@ -37,16 +56,19 @@ All components of the release, as a JSON list: the gateway, then frontend, encod
 {{/*
 Targets of the components of a role, separated by commas. Argument: list $ role model; an empty model means every model.
 A headless Service has one address per pod; the services look the name up again and again, or watch its EndpointSlices, and choose
-among the pods.
+among the pods. Services of the same pod are on its loopback address.
 */}}
 {{- define "triptych.targets" -}}
 {{- $root := index . 0 }}{{ $role := index . 1 }}{{ $model := index . 2 }}{{ $targets := list }}
 {{- $port := (include "triptych.ports" $role | fromJson).main }}
-{{- range include "triptych.components" $root | fromJsonArray }}
+{{- range $component := include "triptych.components" $root | fromJsonArray }}
+{{- range include "triptych.services" $component | fromJsonArray }}
 {{- if and (eq .role $role) (or (not $model) (eq .model $model)) }}
 {{- $format := eq $root.Values.discovery "kubernetes" | ternary "kubernetes:%s.%s:%d" "dns:%s.%s.svc:%d" }}
-{{- $targets = append $targets (printf $format .name $root.Release.Namespace (int $port)) }}
+{{- $there := printf $format .name $root.Release.Namespace (int $port) }}
+{{- $targets = append $targets ($component.sidecars | empty | ternary $there (printf "127.0.0.1:%d" (int $port))) }}
 {{- end }}
 {{- end }}
-{{- join "," $targets }}
+{{- end }}
+{{- join "," (uniq $targets) }}
 {{- end }}

@@ -9,19 +9,39 @@ envFrom:
 env: {{- . | nindent 2 }}
 {{- end }}
 ports:
-  - {name: {{ $isGateway | ternary "http" "grpc" }}, containerPort: {{ $ports.main }}}
+  {{- /* A name may stand once in a pod. */}}
   {{- if $isGateway }}
+  - {name: http, containerPort: {{ $ports.main }}}
   - {name: grpc, containerPort: {{ $ports.grpc }}}
+  {{- else if .root.Values.inferenceGateway.enabled }}
+  {{- range $ports }}
+  - {containerPort: {{ . }}}
+  {{- end }}
   {{- else }}
+  - {name: grpc, containerPort: {{ $ports.main }}}
   - {name: health, containerPort: {{ $ports.health }}}
   - {name: metrics, containerPort: {{ $ports.metrics }}}
   {{- end }}
+  {{- if include "triptych.publishes" . }}
+  - {name: kv-events, containerPort: {{ .root.Values.inferenceGateway.kvEvents.port }}}
+  - {name: kv-replay, containerPort: {{ .root.Values.inferenceGateway.kvEvents.replayPort }}}
+  {{- end }}
 {{- include "triptych.probes" . }}
+{{- if or $isGateway (not .root.Values.inferenceGateway.enabled) }}
 lifecycle:
   preStop: {sleep: {seconds: {{ .root.Values.preStopSeconds }}}}
+{{- else }}
+# A sidecar: it starts before the gateway, and is ended when the gateway has ended.
+restartPolicy: Always
+{{- end }}
 resources: {{- include "triptych.resources" .it | nindent 2 }}
 securityContext: {{- include "triptych.containerSecurity" . | nindent 2 }}
 volumeMounts: {{- include "triptych.volumeMounts" . | nindent 2 }}
+{{- end }}
+
+{{/* Whether a container publishes KV events. Argument: dict with root and it. */}}
+{{- define "triptych.publishes" -}}
+{{- if and (eq .it.role "engine") .root.Values.inferenceGateway.enabled .root.Values.inferenceGateway.kvEvents.enabled }}yes{{ end }}
 {{- end }}
 
 {{/* Settings from Secrets, the place of the model, and what the values add. */}}
@@ -31,6 +51,12 @@ volumeMounts: {{- include "triptych.volumeMounts" . | nindent 2 }}
   valueFrom: {secretKeyRef: {name: {{ $ref.name | quote }}, key: {{ $ref.key | quote }}}}
 {{- end }}
 {{- if .it.model }}{{ include "triptych.modelEnv" (list .root .it.entry) }}{{ end }}
+{{- if include "triptych.publishes" . }}
+- {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+# As llm-d's endpoint picker names the pod.
+- name: TRIPTYCH_ENGINE_KV_EVENTS_TOPIC
+  value: {{ printf "kv@$(POD_IP):%v@%s" (include "triptych.ports" "gateway" | fromJson).main .it.entry.servedModelName | quote }}
+{{- end }}
 {{- with .it.config.env }}
 {{ toYaml . }}
 {{- end }}

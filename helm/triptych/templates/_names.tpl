@@ -44,9 +44,12 @@ differ from those of all services.
 {{/* Names by which a gateway without keys is reached, as JSON. It refuses others, which a foreign site could have sent. */}}
 {{- define "triptych.allowedHosts" -}}
 {{- $names := .Values.gateway.settings.allowed_hosts | default list }}
-{{- $names = append $names (printf "%s-gateway.%s" (include "triptych.fullname" .) .Release.Namespace) }}
+{{- range include "triptych.components" . | fromJsonArray }}{{ range include "triptych.services" . | fromJsonArray }}
+{{- if eq .role "gateway" }}{{ $names = append $names (printf "%s.%s" .name $.Release.Namespace) }}{{ end }}
+{{- end }}{{ end }}
 {{- if .Values.ingress.enabled }}{{ $names = concat $names .Values.ingress.hosts }}{{ end }}
-{{- if .Values.httpRoute.enabled }}{{ $names = concat $names (.Values.httpRoute.hostnames | default (list "*")) }}{{ end }}
+{{- /* The route to pods of an inference gateway may be another chart's. */}}
+{{- if or .Values.httpRoute.enabled .Values.inferenceGateway.enabled }}{{ $names = concat $names (.Values.httpRoute.hostnames | default (list "*")) }}{{ end }}
 {{- toJson (uniq $names) }}
 {{- end }}
 

@@ -7,7 +7,8 @@
 {{/* Whether pods of a role read the EndpointSlices of those that they call. Argument: list $ role. */}}
 {{- define "triptych.watches" -}}
 {{- $callees := index (include "triptych.callees" . | fromJson) (index . 1) }}
-{{- if and (eq (index . 0).Values.discovery "kubernetes") $callees }}yes{{ end }}
+{{- $values := (index . 0).Values }}
+{{- if and (eq $values.discovery "kubernetes") $callees (not $values.inferenceGateway.enabled) }}yes{{ end }}
 {{- end }}
 
 {{/* Selects the pods of a role. Argument: list $ role model; an empty model means every model. */}}
@@ -19,12 +20,18 @@ podSelector:
 {{/* Argument: list $ component. An empty list of peers lets everybody in. The kubelet's probes are always let in. */}}
 {{- define "triptych.ingressRules" -}}
 {{- $root := index . 0 }}{{ $it := index . 1 }}{{ $policy := $root.Values.networkPolicy }}
-{{- $ports := include "triptych.ports" $it.role | fromJson }}{{ $isGateway := eq $it.role "gateway" -}}
+{{- $kv := $root.Values.inferenceGateway.kvEvents }}
+{{- $metrics := list }}
+{{- range include "triptych.services" $it | fromJsonArray }}
+{{- $ports := include "triptych.ports" .role | fromJson }}{{ $isGateway := eq .role "gateway" }}
+{{- $metrics = append $metrics (dict "port" $ports.metrics) }}
+{{- /* Of a pod with sidecars, only the gateway is called from outside. */}}
+{{- if or $isGateway (empty $it.sidecars) }}
 - ports: [{port: {{ $ports.main }}}{{ if $isGateway }}, {port: {{ $ports.grpc }}}{{ end }}]
   {{- if not (and $isGateway (empty $policy.gatewayFrom)) }}
   from:
     {{- range $caller, $callees := include "triptych.callees" . | fromJson }}
-    {{- if has $it.role $callees }}
+    {{- if and (has $it.role $callees) (empty $it.sidecars) }}
     - {{ include "triptych.peer" (list $root $caller (ternary "" $it.model (eq $caller "gateway"))) | nindent 6 | trim }}
     {{- end }}
     {{- end }}
@@ -32,10 +39,16 @@ podSelector:
     - {{ include "triptych.peer" (list $root "test" "") | nindent 6 | trim }}
     {{- toYaml $policy.gatewayFrom | nindent 4 }}
     {{- end }}
-    {{- if eq $it.role "frontend" }}{{ with $policy.frontendFrom }}{{ toYaml . | nindent 4 }}{{ end }}{{ end }}
+    {{- if eq .role "frontend" }}{{ with $policy.frontendFrom }}{{ toYaml . | nindent 4 }}{{ end }}{{ end }}
   {{- end }}
+{{- end }}
+{{- if include "triptych.publishes" (dict "root" $root "it" .) }}
+- ports: [{port: {{ $kv.port }}}, {port: {{ $kv.replayPort }}}]
+  from: {{- toYaml $policy.kvEventsFrom | nindent 4 }}
+{{- end }}
+{{- end }}
 {{- with $policy.metricsFrom }}
-- ports: [{port: {{ $ports.metrics }}}]
+- ports: {{ toJson $metrics }}
   from: {{- toYaml . | nindent 4 }}
 {{- end }}
 {{- end }}
@@ -44,7 +57,7 @@ podSelector:
 {{- define "triptych.egressRules" -}}
 {{- $root := index . 0 }}{{ $it := index . 1 }}{{ $policy := $root.Values.networkPolicy -}}
 - ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
-{{- range $callee := index (include "triptych.callees" . | fromJson) $it.role }}
+{{- range $callee := $it.sidecars | empty | ternary (index (include "triptych.callees" . | fromJson) $it.role) list }}
 - ports: [{port: {{ (include "triptych.ports" $callee | fromJson).main }}}]
   to:
     - {{ include "triptych.peer" (list $root $callee $it.model) | nindent 6 | trim }}
@@ -58,15 +71,19 @@ podSelector:
 {{- end }}
 {{- $fetches := eq $it.role "fetch" }}
 {{- if $it.entry }}{{ $fetches = has (include "triptych.fetchedBy" $it.entry) (list "init" "service") }}{{ end }}
-{{- if or $fetches (and (eq $it.role "frontend") $policy.allowMediaUrls) }}
+{{- $services := include "triptych.services" $it | fromJsonArray }}
+{{- $readsMedia := false }}{{ range $services }}{{ if eq .role "frontend" }}{{ $readsMedia = $policy.allowMediaUrls }}{{ end }}{{ end }}
+{{- if or $fetches $readsMedia }}
 # The internet, without private networks and the cloud's metadata service.
 - ports: [{port: 443}, {port: 80}]
   to:
     - ipBlock: {cidr: 0.0.0.0/0, except: [10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10, 169.254.0.0/16]}
     - ipBlock: {cidr: "::/0", except: ["fc00::/7", "fe80::/10"]}
 {{- end }}
-{{- with index $policy (printf "%sTo" $it.role) }}
+{{- range $services }}
+{{- with index $policy (printf "%sTo" .role) }}
 {{ toYaml . }}
+{{- end }}
 {{- end }}
 {{- with $policy.extraEgress }}
 {{ toYaml . }}

@@ -1,5 +1,7 @@
 {{- define "triptych.notes" -}}
-{{- $full := include "triptych.fullname" . }}{{ $scheme := .Values.gateway.httpsSecret | empty | ternary "http" "https" -}}
+{{- $components := include "triptych.components" . | fromJsonArray }}
+{{- $gateway := first ((first $components).sidecars | default (list (first $components))) }}
+{{- $scheme := .Values.gateway.httpsSecret | empty | ternary "http" "https" -}}
 {{- $served := list }}{{ range .Values.models }}{{ $served = append $served (.servedModelName | default .name) }}{{ end -}}
 Triptych serves {{ join ", " $served }}.
 
@@ -10,7 +12,7 @@ Ask it, when the gateway is ready:
 {{- if .Values.ingress.enabled }}
   {{ .Values.ingress.tlsSecret | empty | ternary "http" "https" }}://{{ first .Values.ingress.hosts }}/v1
 {{- else }}
-  kubectl --namespace {{ .Release.Namespace }} port-forward service/{{ $full }}-gateway 8000:{{ .Values.gateway.service.port }}
+  kubectl --namespace {{ .Release.Namespace }} port-forward service/{{ $gateway.name }} 8000:{{ .Values.gateway.service.port }}
   {{ $scheme }}://127.0.0.1:8000/v1
 {{- end }}
   helm test --namespace {{ .Release.Namespace }} {{ .Release.Name }}
@@ -26,11 +28,19 @@ WARNING: the gateway answers everybody. Set gateway.apiKeysSecret, or gateway.se
 WARNING: the gateway has API keys, and Prometheus has none: set monitoring.serviceMonitor.apiKeySecret to an operator's.
 {{- end }}
 {{- end }}
+{{- if and .Values.inferenceGateway.enabled .Values.inferenceGateway.kvEvents.enabled (not .Values.networkPolicy.enabled) }}
+
+WARNING: every pod of the cluster that reaches the engines can read the tokens of all prompts (inferenceGateway.kvEvents), because networkPolicy.enabled is false.
+{{- end }}
 {{- if not .Values.tls.enabled }}
 
 WARNING: tls.enabled is false, so that the services speak plaintext and let everybody in who reaches their ports.
 {{- end }}
-{{- if or (gt (int .Values.gateway.replicas) 1) (and .Values.keda.enabled (gt (int .Values.gateway.scaling.maxReplicas) 1)) }}
+{{- $num := 0 }}
+{{- range .Values.inferenceGateway.enabled | ternary $components (list (first $components)) }}
+{{- $num = add $num (max (int .config.replicas) ($.Values.keda.enabled | ternary (int .config.scaling.maxReplicas) 0)) }}
+{{- end }}
+{{- if gt $num 1 }}
 {{- range $setting := list "response_store" "rate_limit_store" }}
 {{- if not (or (hasKey $settings $setting) (hasKey $secrets $setting)) }}
 

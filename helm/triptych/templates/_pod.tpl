@@ -1,11 +1,10 @@
-{{/*
-Deployment of a component, and the ConfigMap with its settings. Argument: dict
-  root  $
-  it    the component
-  set   settings that the chart determines
-*/}}
-{{- define "triptych.service" -}}
-{{- $config := include "triptych.config" . }}{{ $it := .it -}}
+{{/* Deployment of a component, and the ConfigMaps with the settings of its services. Argument: dict with root ($) and it. */}}
+{{- define "triptych.deployment" -}}
+{{- $it := .it }}{{ $configs := list }}
+{{- range include "triptych.services" .it | fromJsonArray }}
+{{- $configs = append $configs (include "triptych.config" (dict "root" $.root "it" .)) }}
+{{- end }}
+{{- $config := join "\n---\n" $configs -}}
 {{ $config }}
 ---
 apiVersion: apps/v1
@@ -21,7 +20,9 @@ spec:
   {{- end }}
   # Longer than a model takes to be fetched and to load: a pod may wait for both.
   {{- $fetched := and $it.model (include "triptych.fetchedBy" ($it.entry | default dict)) }}
-  progressDeadlineSeconds: {{ add (mul (ternary 2 1 (eq $fetched "job")) $it.config.startupSeconds) 300 }}
+  {{- $seconds := mul (ternary 2 1 (eq $fetched "job")) $it.config.startupSeconds }}
+  {{- range $it.sidecars }}{{ $seconds = add $seconds .config.startupSeconds }}{{ end }}
+  progressDeadlineSeconds: {{ add $seconds 300 }}
   selector:
     matchLabels: {{- include "triptych.selectorLabels" (list .root $it) | nindent 6 }}
   template:
@@ -38,13 +39,16 @@ spec:
 
 {{- define "triptych.pod" -}}
 {{- $values := .root.Values }}{{ $config := .it.config }}
-{{- $grace := $config.settings.shutdown_grace_s | default $values.settings.shutdown_grace_s | default 30 -}}
+{{- $grace := 0 }}
+{{- range include "triptych.services" .it | fromJsonArray }}
+{{- $grace = max $grace (ceil (.config.settings.shutdown_grace_s | default $values.settings.shutdown_grace_s | default 30)) }}
+{{- end -}}
 serviceAccountName: {{ include "triptych.serviceAccountName" (list .root .it.role) }}
 automountServiceAccountToken: {{ include "triptych.watches" (list .root .it.role) | eq "yes" }}
 # Variables of a Service named triptych-engine would be read as settings of the engine.
 enableServiceLinks: false
 # preStop, then the requests' time to end, then 15 s for the process.
-terminationGracePeriodSeconds: {{ add $values.preStopSeconds (ceil $grace) 15 }}
+terminationGracePeriodSeconds: {{ add $values.preStopSeconds $grace 15 }}
 {{- include "triptych.podSecurity" .root }}
 {{- range $field := list "priorityClassName" "runtimeClassName" "nodeSelector" "tolerations" }}
 {{- with index $config $field }}
@@ -65,12 +69,23 @@ topologySpreadConstraints:
       matchLabels: {{- include "triptych.selectorLabels" (list $.root $.it) | nindent 8 }}
   {{- end }}
 {{- end }}
-{{- with include "triptych.initContainer" . }}
+{{- $first := include "triptych.initContainer" . }}
+{{- if or $first .it.sidecars }}
 initContainers:
+  {{- with $first }}
   - {{ . | nindent 4 | trim }}
+  {{- end }}
+  {{- /* They start in this order and end in the opposite one, so that whoever is called outlives its caller. */}}
+  {{- range $role := .it.sidecars | empty | ternary list (list "encoder" "engine" "frontend") }}
+  {{- range include "triptych.services" $.it | fromJsonArray }}
+  {{- if eq .role $role }}
+  - {{ include "triptych.container" (dict "root" $.root "it" .) | nindent 4 | trim }}
+  {{- end }}
+  {{- end }}
+  {{- end }}
 {{- end }}
 containers:
-  - {{ include "triptych.container" . | nindent 4 | trim }}
+  - {{ include "triptych.container" (dict "root" .root "it" (first (.it.sidecars | default (list .it)))) | nindent 4 | trim }}
 volumes: {{- include "triptych.volumes" . | nindent 2 }}
 {{- end }}
 

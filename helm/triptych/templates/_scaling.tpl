@@ -1,6 +1,6 @@
 {{/*
 Replicas of a Deployment. Where KEDA scales it, an upgrade leaves the number as it is: a number from the values would undo KEDA's, and
-no number at all would become 1 when KEDA is turned on. Argument: as for triptych.service.
+no number at all would become 1 when KEDA is turned on. Argument: as for triptych.deployment.
 */}}
 {{- define "triptych.replicas" -}}
 {{- $live := dict }}

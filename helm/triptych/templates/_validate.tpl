@@ -14,7 +14,9 @@
 {{- end }}
 
 {{- define "triptych.validate" }}
-{{- range include "triptych.components" . | fromJsonArray }}{{ include "triptych.validateComponent" . }}{{ end }}
+{{- range include "triptych.components" . | fromJsonArray }}
+{{- range include "triptych.services" . | fromJsonArray }}{{ include "triptych.validateComponent" . }}{{ end }}
+{{- end }}
 {{- with .Values.tls.existingSecrets }}{{ range $role := list "gateway" "frontend" "encoder" "engine" }}
 {{- if not (index $.Values.tls.existingSecrets $role) }}
 {{- fail (printf "\ntls.existingSecrets.%s: is missing; there must be one for each of gateway, frontend, encoder and engine" $role) }}{{ end }}
@@ -27,8 +29,39 @@
 {{- end }}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) }}
 {{- fail "\nhttpRoute.parentRefs: is empty; name the Gateway that the route belongs to" }}{{ end }}
+{{- include "triptych.validateInferenceGateway" . }}
 {{- if and .Values.ingress.enabled (not .Values.ingress.hosts) }}
 {{- fail "\ningress.hosts: is empty; name at least one host" }}{{ end }}
+{{- end }}
+
+{{- define "triptych.validateInferenceGateway" }}
+{{- with .Values.inferenceGateway }}{{ if .enabled }}
+{{- if $.Values.ingress.enabled }}
+{{- fail "\ningress.enabled: is true, and so is inferenceGateway.enabled; an Ingress knows no endpoint picker: use httpRoute" }}{{ end }}
+{{- if $.Values.gateway.httpsSecret }}
+{{- fail "\ngateway.httpsSecret: is given, and inferenceGateway.enabled is true; pickers and proxies speak plain HTTP to pods: TLS ends at the Gateway" }}{{ end }}
+{{- range $port := list .kvEvents.port .kvEvents.replayPort }}
+{{- if or (eq (int $port) 8000) (and (ge (int $port) 50051) (le (int $port) 50354)) }}
+{{- fail (printf "\ninferenceGateway.kvEvents: port %v is one of the services' (8000, 50051 to 50354)" $port) }}{{ end }}
+{{- end }}
+{{- if eq (int .kvEvents.port) (int .kvEvents.replayPort) }}
+{{- fail "\ninferenceGateway.kvEvents: port and replayPort are the same" }}{{ end }}
+{{- if and .kvEvents.enabled $.Values.networkPolicy.enabled (not $.Values.networkPolicy.kvEventsFrom) }}
+{{- fail "\nnetworkPolicy.kvEventsFrom: is empty; name the pods of the endpoint picker, which alone may read the tokens of all prompts" }}{{ end }}
+{{- range include "triptych.components" $ | fromJsonArray }}
+{{- $volumes := list }}
+{{- range include "triptych.services" . | fromJsonArray }}{{ range .config.extraVolumes }}
+{{- if has .name $volumes }}
+{{- fail (printf "\nextraVolumes: two services have one with the name %q; with inferenceGateway.enabled they share a pod: give it another name in one" .name) }}{{ end }}
+{{- $volumes = append $volumes .name }}
+{{- end }}{{ end }}
+{{- if and $.Values.httpRoute.enabled (not .entry.endpointPicker.name) }}
+{{- $message := "\ninferenceGateway.endpointPicker.name: is empty for model %q, and httpRoute.enabled is true; name the picker's Service, " }}
+{{- fail (printf (print $message "or let the picker's chart make the route") .model) }}{{ end }}
+{{- if and $.Values.keda.enabled (eq (int .config.scaling.minReplicas) 0) }}
+{{- fail (printf "\nengine.scaling.minReplicas: is 0 for model %q; with inferenceGateway.enabled no gateway is left in which its requests could wait" .model) }}{{ end }}
+{{- end }}
+{{- end }}{{ end }}
 {{- end }}
 
 {{- define "triptych.validateStorage" }}

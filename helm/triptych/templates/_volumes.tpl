@@ -1,11 +1,11 @@
 {{- define "triptych.volumeMounts" -}}
-- {name: tmp, mountPath: /tmp}
-- {name: home, mountPath: /var/cache/triptych}
+- {name: tmp{{ .it.suffix }}, mountPath: /tmp}
+- {name: home{{ .it.suffix }}, mountPath: /var/cache/triptych}
 {{- if .it.model }}
 - {name: models, mountPath: /models{{ if ne .it.entry.storage.type "cache" }}, readOnly: true{{ end }}}
 {{- end }}
 {{- if .root.Values.tls.enabled }}
-- {name: tls, mountPath: /etc/triptych/tls, readOnly: true}
+- {name: tls{{ .it.suffix }}, mountPath: /etc/triptych/tls, readOnly: true}
 {{- end }}
 {{- if .it.config.httpsSecret }}
 - {name: https, mountPath: /etc/triptych/https, readOnly: true}
@@ -20,21 +20,23 @@
 
 {{/* Secrets are directories, not single files: the kubelet renews those, and the services read them again. */}}
 {{- define "triptych.volumes" -}}
-- {name: tmp, emptyDir: {}}
-- {name: home, emptyDir: {}}
 {{- if .it.model }}
 - {{ include "triptych.modelVolume" (list .root .it.entry) | nindent 2 | trim }}
 {{- end }}
-{{- if .root.Values.tls.enabled }}
-- {name: tls, secret: {secretName: {{ include "triptych.tlsSecret" (list .root .it.role) | quote }}, defaultMode: 0440}}
+{{- range include "triptych.services" .it | fromJsonArray }}
+- {name: tmp{{ .suffix }}, emptyDir: {}}
+- {name: home{{ .suffix }}, emptyDir: {}}
+{{- if $.root.Values.tls.enabled }}
+- {name: tls{{ .suffix }}, secret: {secretName: {{ include "triptych.tlsSecret" (list $.root .role) | quote }}, defaultMode: 0440}}
 {{- end }}
-{{- with .it.config.httpsSecret }}
+{{- with .config.httpsSecret }}
 - {name: https, secret: {secretName: {{ . | quote }}, defaultMode: 0440}}
 {{- end }}
-{{- with .it.config.apiKeysSecret }}{{ if .name }}
+{{- with .config.apiKeysSecret }}{{ if .name }}
 - {name: api-keys, secret: {secretName: {{ .name | quote }}, defaultMode: 0440}}
 {{- end }}{{ end }}
-{{- with .it.config.extraVolumes }}
+{{- with .config.extraVolumes }}
 {{ toYaml . }}
+{{- end }}
 {{- end }}
 {{- end }}

@@ -21,7 +21,8 @@ SCRIPT = Path(__file__).parents[3] / "helm" / "triptych" / "files" / "tests" / "
 async def run(place: tuple[str, int], *models: str, **environ: str) -> tuple[int | None, str, str]:
     """Exit code, output and errors of the script."""
     # -I: as in the pod, without this repository.
-    command = [sys.executable, "-I", str(SCRIPT), f"http://{place[0]}:{place[1]}", *models]
+    places = [text for model in models for text in (f"http://{place[0]}:{place[1]}", model)]
+    command = [sys.executable, "-I", str(SCRIPT), *places]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, env=environ, stdout=pipe, stderr=pipe)
     out, errors = await process.communicate()

@@ -16,6 +16,7 @@ SOURCES = {
     "ServiceMonitor": "Prometheus operator: example/prometheus-operator-crd",
     "PrometheusRule": "Prometheus operator: example/prometheus-operator-crd",
     "HTTPRoute": "Gateway API: config/crd/standard",
+    "InferencePool": "Gateway API Inference Extension: config/crd/bases",
 }
 
 

@@ -16,7 +16,8 @@ def test_the_pod(rendered: Any) -> None:
     pod = of_kind(objects, "Pod")[f"{FULL}-test"]
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
     (container,) = pod["spec"]["containers"]
-    assert container["args"] == [f"http://{FULL}-gateway:8000", "smollm2-135m-vision", "minilm"]
+    url = f"http://{FULL}-gateway:8000"
+    assert container["args"] == [url, "smollm2-135m-vision", url, "minilm"]
     assert "env" not in container
     assert of_kind(objects, "ConfigMap")[f"{FULL}-test"]["data"]["chat.py"] == SCRIPT.read_text(encoding="utf-8").rstrip()
 

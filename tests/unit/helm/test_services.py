@@ -1,4 +1,4 @@
-"""gateway.yaml, frontend.yaml, encoder.yaml, engine.yaml, services.yaml, serviceaccounts.yaml: the services' pods and names."""
+"""deployments.yaml, services.yaml, serviceaccounts.yaml: the services' pods and names."""
 
 from __future__ import annotations
 

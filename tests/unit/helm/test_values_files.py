@@ -8,7 +8,7 @@ from typing import Any
 
 import kubernetes_validate.utils as kubernetes
 import pytest
-from support.chart import environment, of_kind
+from support.chart import containers_of, environment, of_kind
 from support.kubernetes.custom_resources import SOURCES
 from triptych_cli.stack.service_flags import SERVICES, settings_class
 from triptych_common.settings import ServiceSettings
@@ -100,10 +100,10 @@ def test_services_accept_their_environment(rendered: Any, name: str, monkeypatch
     for variable in [variable for variable in os.environ if variable.startswith("TRIPTYCH_")]:
         monkeypatch.delenv(variable)
     objects = rendered(file=name)
-    for deployment, found in of_kind(objects, "Deployment").items():
-        service = found["metadata"]["labels"]["app.kubernetes.io/component"]
-        settings = accepted(service, environment(objects, deployment), monkeypatch)
-        assert settings.log_format == "json"
+    for deployment in of_kind(objects, "Deployment"):
+        for service, container in containers_of(objects, deployment).items():
+            settings = accepted(service, environment(objects, deployment, container), monkeypatch)
+            assert settings.log_format == "json"
 
 
 def accepted(service: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> ServiceSettings:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Iterable
+from typing import Any, Literal, Self
 
 from fastapi import Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
+from prometheus_client.registry import Collector
 from pydantic import BaseModel
 from triptych.errors import ServiceUnavailableError
 from triptych_common import __version__
 
+from triptych_gateway.access.keys import given_keys
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.frontends.connection import FrontendConnection
+from triptych_gateway.frontends.loads import ModelLoads
+from triptych_gateway.metrics import load_metrics
 from triptych_gateway.state import gateway_of
 from triptych_gateway.wire.errors import openapi_responses
 
 router = AccessRouter(access=Access.OPEN, tags=["Operations"])
 metrics_router = AccessRouter(access=Access.OPERATOR, tags=["Operations"])
+#: In the place of `metrics_router` with `load_metrics_without_key`.
+open_metrics_router = AccessRouter(access=Access.OPEN_OR_OPERATOR, tags=["Operations"])
+_TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
 class FrontendView(BaseModel):
@@ -80,11 +88,31 @@ async def version() -> VersionResponse:
     return VersionResponse(version=__version__)
 
 
-@metrics_router.get(
-    "/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
-)
+@metrics_router.get("/metrics", response_class=Response, responses=_TEXT)
 async def metrics(request: Request) -> Response:
     """The metrics in Prometheus format."""
     gateway = gateway_of(request)
     gateway.metrics.engine_loads = await gateway.engine_loads.read()
-    return Response(generate_latest(gateway.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+    return _rendered(gateway.metrics.registry)
+
+
+@open_metrics_router.get("/metrics", response_class=Response, responses=_TEXT)
+async def metrics_or_load(request: Request) -> Response:
+    """The metrics in Prometheus format. Without a key, those of the engines' load alone."""
+    if given_keys(request.headers):
+        return await metrics(request)
+    return _rendered(_Load(await gateway_of(request).engine_loads.read()))
+
+
+class _Load(Collector):
+    """What an endpoint picker reads."""
+
+    def __init__(self, loads: ModelLoads) -> None:
+        self._loads = loads
+
+    def collect(self) -> Iterable[Metric]:
+        return load_metrics(self._loads)
+
+
+def _rendered(collector: Collector) -> Response:
+    return Response(generate_latest(collector), headers={"content-type": CONTENT_TYPE_LATEST})

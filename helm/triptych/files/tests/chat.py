@@ -1,6 +1,6 @@
 """What `helm test` runs: each model answers.
 
-Arguments: the gateway's URL, then the name of each model. Environment: API_KEY, PATIENCE_S.
+Arguments: for each model, the gateway's URL and the name of the model. Environment: API_KEY, PATIENCE_S.
 """
 
 import json
@@ -49,10 +49,10 @@ def ask(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         time.sleep(1)
 
 
-def main(gateway: str, models: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Ask each model. Exits with 1 and a message if one does not answer."""
     until = time.monotonic() + PATIENCE_S
-    for name in models:
+    for gateway, name in zip(arguments[::2], arguments[1::2], strict=True):
         # The frontend may still start. Whether /ready says that an engine is there is not asked: one that is scaled to zero
         # starts when a request waits.
         while name not in (served := {model["id"]: model["triptych"]["tasks"] for model in ask(f"{gateway}/v1/models")["data"]}):
@@ -65,4 +65,4 @@ def main(gateway: str, models: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1:])

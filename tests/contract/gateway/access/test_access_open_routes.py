@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import orjson
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from support.fakes.frontend import FakeFrontend
 from support.fakes.gateway import CHAT, client_of, gateway_app, gateway_client
+from support.keys import KeyStore
 from triptych_gateway.access.routes import Access, AccessPaths, AccessRouter
 from triptych_gateway.app import ROUTERS
 
@@ -16,6 +21,30 @@ async def test_all_routes_but_the_operators_need_the_key() -> None:
         paths = {str(getattr(route, "path", "")) for router in ROUTERS for route in router.routes} | {"/openapi.json"}
         statuses = {path: (await client.get(path)).status_code for path in paths}
     assert {path for path, status in statuses.items() if status != 401} == OPEN
+
+
+async def test_an_endpoint_picker_reads_the_load_without_a_key_and_no_more(tmp_path: Path) -> None:
+    keys = KeyStore(tmp_path / "keys.json")
+    keys.add("tenant", tenant="a"), keys.add("operator", operator=True)
+    log = tmp_path / "audit.jsonl"
+    options = {"api_keys_file": keys.path, "load_metrics_without_key": True, "audit_log": str(log)}
+    async with gateway_app(FakeFrontend(), **options) as app, client_of(app) as client:
+        bare, refused, whole = [
+            await client.get("/metrics", headers=headers) for headers in ({}, keys.headers("tenant"), keys.headers("operator"))
+        ]
+        wrong = await client.get("/metrics", headers={"authorization": "Bearer wrong"})
+        assert (await client.get("/load")).status_code == 401
+    names = {family.name for family in text_string_to_metric_families(bare.text)}
+    assert names == {"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:cache_config_info"}
+    assert {"triptych_gateway_tenant_requests", *names} <= {family.name for family in text_string_to_metric_families(whole.text)}
+    assert (wrong.status_code, refused.status_code) == (401, 403)
+    # What needed no key is not in the log.
+    assert [orjson.loads(line)["status"] for line in log.read_bytes().splitlines()] == [403, 200, 401, 401]
+
+
+async def test_without_keys_everybody_reads_all_metrics() -> None:
+    async with gateway_client(load_metrics_without_key=True) as client:
+        assert "triptych_gateway_tenant_requests" in (await client.get("/metrics")).text
 
 
 @pytest.mark.parametrize("path", ["/pooling", "/v2/anything", "/docs/assets", "/playground", "//", "/health/", "/Health", "//live"])
