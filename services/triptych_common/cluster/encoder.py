@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
+from typing import TypeVar
 
+import grpc
+from triptych.errors import ServiceUnavailableError
 from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 
 from triptych_common.cluster.connection import Connection, ConnectionRefusedByUsError
@@ -14,6 +17,14 @@ from triptych_common.rpc.security.tls import Tls
 _DESCRIBE_TIMEOUT_S = 10.0
 #: The same timeout for an encoder that did not answer another call. Until it answers, it is used only if there is no other.
 _DOUBT_TIMEOUT_S = 2.0
+#: An encoder that has not answered for the first time is asked who it is, and has the second time to say so, in seconds.
+_PATIENCE_S, _PROBE_TIMEOUT_S = 2.0, 3.0
+
+T = TypeVar("T")
+
+
+class SilentEncoderError(ServiceUnavailableError):
+    """An encoder accepted a call but did not answer it."""
 
 
 class EncoderConnection(Connection):
@@ -55,6 +66,27 @@ class EncoderConnection(Connection):
             for task in (watch, doubted):
                 task.cancel()
             await asyncio.gather(watch, doubted, return_exceptions=True)
+
+    async def answered(self, call: Awaitable[T]) -> T:
+        """The result of a call. An encoder that takes long must say meanwhile who it is, or it has stopped.
+
+        Raises:
+            SilentEncoderError: it does not. The call is cancelled.
+        """
+        answer = asyncio.ensure_future(call)
+        try:
+            while not (await asyncio.wait({answer}, timeout=_PATIENCE_S))[0]:
+                try:
+                    await self.stub.Describe(encoder_pb2.DescribeRequest(), timeout=_PROBE_TIMEOUT_S)
+                except grpc.aio.AioRpcError as error:
+                    if answer.done():
+                        break
+                    self.doubt()
+                    message = f"the encoder at {self.address} does not even say who it is ({error.code().name})"
+                    raise SilentEncoderError(message, retry_after_s=1) from error
+            return await answer
+        finally:
+            answer.cancel()
 
     async def _describe(self, timeout_s: float) -> None:
         description = await self.stub.Describe(encoder_pb2.DescribeRequest(), timeout=timeout_s)

@@ -15,7 +15,7 @@ import numpy as np
 from triptych.errors import Code, EmbeddingUnavailableError, InternalError, TriptychError
 from triptych.status import from_request_error, from_rpc_error
 from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
-from triptych_common.cluster.encoder import EncoderConnection
+from triptych_common.cluster.encoder import EncoderConnection, SilentEncoderError
 from triptych_common.cluster.pool import Pool
 from triptych_common.rpc.channels import was_closed
 from triptych_common.rpc.tensors import DTYPE_NAMES, num_bytes
@@ -135,9 +135,11 @@ class EmbeddingFetcher:
         encoder = await self._encoder(order.encoder_id)
         try:
             with encoder.in_use():
-                embeddings = await self._receive(encoder.stub, order)
+                embeddings = await encoder.answered(self._receive(encoder.stub, order))
         except grpc.aio.AioRpcError as error:
             raise _unavailable(from_rpc_error(error), error.code().name, encoder.address) from error
+        except SilentEncoderError as error:
+            raise _unavailable(error, "", encoder.address) from error
         except (grpc.aio.UsageError, asyncio.CancelledError) as error:
             if not was_closed(error):
                 raise

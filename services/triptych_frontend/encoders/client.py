@@ -30,7 +30,7 @@ from triptych.errors import (
 )
 from triptych.status import from_request_error, from_rpc_error, is_lost
 from triptych.v1 import encoder_pb2
-from triptych_common.cluster.encoder import EncoderConnection
+from triptych_common.cluster.encoder import EncoderConnection, SilentEncoderError
 from triptych_common.host.fair_share import ServiceShare
 from triptych_common.rpc.channels import was_closed
 from triptych_common.rpc.interceptors import REQUEST_ID_KEY
@@ -55,8 +55,6 @@ LEASE_S = 60.0
 #: millisecond. An encoder that is encoding the item for another request answers when it is done.
 _ASK_S = 2.0
 _RELEASE_TIMEOUT_S = 5.0
-#: An encoder that has not answered for the first time is asked who it is, and has the second time to say so, in seconds.
-_PATIENCE_S, _PROBE_TIMEOUT_S = 2.0, 3.0
 #: Most items whose files are being sent or encoded at the same time. It bounds this frontend's share of the encoders' queues.
 _MAX_UPLOADS = 256
 
@@ -109,7 +107,7 @@ class EncoderClient:
         ranked = self.ranked(item.key)
         error: TriptychError | None = None
         for number, encoder in enumerate([ranked[0], ranked[0], *ranked[1:]]):
-            if number == 1 and isinstance(error, (QueueFullError, _SilentEncoderError)):
+            if number == 1 and isinstance(error, (QueueFullError, SilentEncoderError)):
                 continue  # its queue is probably still full, or it still does not answer
             if number:
                 self.counts["same_encoder" if number == 1 else "other_encoder"] += 1
@@ -174,12 +172,12 @@ class EncoderClient:
         )
         try:
             metadata = ((REQUEST_ID_KEY, request_id_var.get()), *trace_metadata())
-            response = await self._answer(encoder, encoder.stub.Encode(request, timeout=self._timeout_s, metadata=metadata))
+            response = await encoder.answered(encoder.stub.Encode(request, timeout=self._timeout_s, metadata=metadata))
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 encoder.doubt()
                 message = f"the encoder at {encoder.address} did not answer within {self._timeout_s:g} s (encode_timeout_s)"
-                raise _SilentEncoderError(message, retry_after_s=1) from error
+                raise SilentEncoderError(message, retry_after_s=1) from error
             if is_lost(error):
                 message = f"the encoder at {encoder.address} went away"
                 raise ServiceUnavailableError(message, retry_after_s=1) from error
@@ -191,25 +189,6 @@ class EncoderClient:
         if len(response.results) != 1:
             raise ServiceUnavailableError(f"the encoder answered with {len(response.results)} results for one item")
         return response.results[0]
-
-    async def _answer(
-        self, encoder: EncoderConnection, call: grpc.aio.UnaryUnaryCall[encoder_pb2.EncodeRequest, encoder_pb2.EncodeResponse]
-    ) -> encoder_pb2.EncodeResponse:
-        """The answer to a call. An encoder that takes long must say meanwhile who it is, or it has stopped."""
-        answer = asyncio.ensure_future(call)
-        try:
-            while not (await asyncio.wait({answer}, timeout=_PATIENCE_S))[0]:
-                try:
-                    await encoder.stub.Describe(encoder_pb2.DescribeRequest(), timeout=_PROBE_TIMEOUT_S)
-                except grpc.aio.AioRpcError as error:
-                    if answer.done():
-                        break
-                    encoder.doubt()
-                    message = f"the encoder at {encoder.address} does not even say who it is ({error.code().name})"
-                    raise _SilentEncoderError(message, retry_after_s=1) from error
-            return await answer
-        finally:
-            answer.cancel()
 
     def release(self, leases: Sequence[Lease]) -> None:
         """End leases in the background. If this fails, they expire on their own."""
@@ -238,10 +217,6 @@ class EncoderClient:
         """Wait for the background work."""
         while self._tasks:  # closing an encoding starts the release of its leases
             await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-class _SilentEncoderError(ServiceUnavailableError):
-    """An encoder accepted a call but did not answer it."""
 
 
 def _named(error: TriptychError, item: PreparedMedia) -> TriptychError:

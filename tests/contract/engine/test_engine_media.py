@@ -12,6 +12,7 @@ from support.fakes.runner import expected_output, seen
 from support.waiting import until
 from triptych.errors import Code, EmbeddingUnavailableError, InvalidRequestError
 from triptych.v1 import common_pb2, encoder_pb2, engine_pb2
+from triptych_common.cluster import encoder as cluster_encoder
 from triptych_engine.media.item import FetchOrder, Modality
 from triptych_engine.rpc.convert_media import to_prompt_media
 
@@ -74,6 +75,33 @@ async def test_an_encoder_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyP
         assert "127.0.0.1:1" in error.message
         error = await engine.failure(engine.message("r", [1, CAT], address=""))
         assert isinstance(error, EmbeddingUnavailableError)
+
+
+async def test_an_encoder_whose_process_has_stopped_is_left_behind_soon(monkeypatch: pytest.MonkeyPatch):
+    """Its connection stands. The embeddings are asked for elsewhere long before the fetch's own time is over."""
+    monkeypatch.setattr(cluster_encoder, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(cluster_encoder, "_PROBE_TIMEOUT_S", 0.2)
+    async with a_media_engine(timeout_s=60) as engine:
+        holding(engine.encoder, b"cat")
+        engine.encoder.fetch_gate = engine.encoder.answers = asyncio.Event()
+        async with asyncio.timeout(5):
+            error = await engine.failure(engine.message("a", [1, CAT, 2]))
+        assert isinstance(error, EmbeddingUnavailableError)
+        assert "does not even say who it is" in error.message
+        engine.encoder.answers.set()
+
+
+async def test_an_encoder_that_takes_long_and_says_who_it_is_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cluster_encoder, "_PATIENCE_S", 0.05)
+    async with a_media_engine(timeout_s=60) as engine:
+        holding(engine.encoder, b"cat")
+        engine.encoder.fetch_gate = asyncio.Event()
+        message = engine.message("a", [1, CAT, 2])
+        waiting = asyncio.create_task(engine.generate(message))
+        await asyncio.sleep(0.4)
+        assert not waiting.done()
+        engine.encoder.fetch_gate.set()
+        assert (await waiting)[0] == alone(message)
 
 
 async def test_an_item_that_cannot_be_encoded_keeps_its_own_error():

@@ -15,6 +15,7 @@ from triptych.errors import (
     ServiceUnavailableError,
     TriptychError,
 )
+from triptych_common.cluster import encoder as cluster_encoder
 from triptych_frontend.encoders import client as encoder_client
 from triptych_frontend.encoders.encoding import MediaEncoding
 
@@ -108,8 +109,8 @@ async def test_a_header_that_lied_is_told() -> None:
 
 async def test_an_encoder_whose_process_has_stopped_is_left_behind_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection stands. It need not be waited for as long as one that encodes a film."""
-    monkeypatch.setattr(encoder_client, "_PATIENCE_S", 0.1)
-    monkeypatch.setattr(encoder_client, "_PROBE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(cluster_encoder, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(cluster_encoder, "_PROBE_TIMEOUT_S", 0.2)
     async with encoders(encode_timeout_s=60) as bench:
         home, other = bench.home(item())
         home.answers = asyncio.Event()
@@ -121,7 +122,7 @@ async def test_an_encoder_whose_process_has_stopped_is_left_behind_soon(monkeypa
 
 
 async def test_an_encoder_that_takes_long_and_says_who_it_is_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_client, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(cluster_encoder, "_PATIENCE_S", 0.05)
     async with encoders(encode_timeout_s=60) as bench:
         home, other = bench.home(item())
         home.gate = asyncio.Event()
