@@ -109,10 +109,10 @@ func serviceConfig(retry Retry, balance bool) (string, error) {
 	method := map[string]any{"name": []any{map[string]any{}}}
 	if retry.MaxAttempts > 1 {
 		method["retryPolicy"] = map[string]any{
-			"maxAttempts":          retry.MaxAttempts,
-			"initialBackoff":       fmt.Sprintf("%.9fs", retry.InitialBackoff.Seconds()),
-			"maxBackoff":           fmt.Sprintf("%.9fs", retry.MaxBackoff.Seconds()),
-			"backoffMultiplier":    retry.Multiplier,
+			"maxAttempts":       retry.MaxAttempts,
+			"initialBackoff":    fmt.Sprintf("%.9fs", retry.InitialBackoff.Seconds()),
+			"maxBackoff":        fmt.Sprintf("%.9fs", retry.MaxBackoff.Seconds()),
+			"backoffMultiplier": retry.Multiplier,
 			// A server that stops ends calls with CANCELLED that it has not taken yet (grpc/grpc#41785).
 			"retryableStatusCodes": []string{"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"},
 		}
