@@ -123,3 +123,17 @@ def test_certificates_stay_until_one_is_removed(plain_cluster: ControlPlane, rel
     assert len({one["ca.crt"] for one in second.values()}) == 1
     release.helm("rollback", RELEASE, "2")
     assert files() == first
+
+
+def test_a_release_is_switched_to_pods_for_an_inference_gateway_and_back(full_cluster: ControlPlane, release: Release) -> None:
+    """Names, selectors and cluster addresses of objects that stay cannot change."""
+    outside = {"gateway": {"service": {"port": 80}}}
+    release.put("install", **outside)
+    release.put("upgrade", **outside, inferenceGateway={"enabled": True, "endpointPicker": {"name": "epp"}})
+    release.check_rolled_out()
+    assert list(release.deployments()) == [ENGINE]
+    service = release.list("services")[f"{FULL}-smollm2-135m-vision-gateway"]["spec"]
+    assert [(port["port"], port["targetPort"]) for port in service["ports"]] == [(80, "http"), (50051, "grpc")]
+    release.put("upgrade", **outside)
+    release.check_rolled_out()
+    assert len(release.deployments()) == 4
