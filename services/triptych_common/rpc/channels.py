@@ -42,8 +42,9 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.enable_http_proxy", 0),
     # Reconnect to a restarted peer within a second or two.
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # In spite of its name, the time that a connection has for its handshakes.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     # A peer with a new address is looked up again in the same time; by default gRPC looks up at most every 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 2_000),
 ]

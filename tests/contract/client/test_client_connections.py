@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from pydantic import BaseModel
 from support.mock import Mock, mock_server, script
-from triptych import AsyncClient, Client, IncompleteAnswerError, TLSConfig
+from triptych import AsyncClient, Client, IncompleteAnswerError, RetryConfig, TLSConfig
 from triptych.client.channels import target_of
 from triptych.errors import InvalidRequestError, UnauthenticatedError
 from triptych.v1 import generation_pb2
@@ -160,3 +161,25 @@ async def test_an_answer_becomes_an_object() -> None:
         assert not request.options.HasField("constraint"), "the caller's request stays as it is"
         with Client(mock.address) as threads:
             assert (await asyncio.to_thread(threads.parse, told, City)).value.name == "Paris"
+
+
+async def test_a_connection_whose_handshake_takes_long_is_made() -> None:
+    """Over a slow network, or to a busy server: gRPC gave it 0.2 s, as long as the pause between attempts."""
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+
+    async with mock_server() as mock, contextlib.AsyncExitStack() as stack:
+        host, _, port = mock.address.rpartition(":")
+
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(1)
+            there, back = await asyncio.open_connection(host, int(port))
+            await asyncio.gather(pipe(reader, back), pipe(there, writer))
+
+        slow = await stack.enter_async_context(await asyncio.start_server(relay, "127.0.0.1"))
+        address = "{}:{}".format(*slow.sockets[0].getsockname())
+        async with AsyncClient(address, retry=RetryConfig(max_attempts=1)) as client:
+            assert (await client.chat("hello")).choices[0].text == "hello"

@@ -107,8 +107,9 @@ def target_of(
         ("grpc.http2.lookahead_bytes", 1 << 20),
         # Reconnect to a server that was started again within a second or two.
         ("grpc.initial_reconnect_backoff_ms", 200),
-        ("grpc.min_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 2_000),
+        # In spite of its name, the time that a connection has for its handshakes.
+        ("grpc.min_reconnect_backoff_ms", 5_000),
         ("grpc.dns_min_time_between_resolutions_ms", 2_000),
         ("grpc.enable_retries", int(retry.max_attempts > 1)),
         ("grpc.service_config", _service_config(retry, is_balanced=len(addresses) > 1 or addresses[0].startswith(_SEVERAL))),
