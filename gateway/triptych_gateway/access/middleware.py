@@ -74,7 +74,7 @@ class RequestMiddleware:
                 route = _route(scope)
                 # A connection is not a request of its route.
                 self._metrics.request_ended(record, "websocket" if scope["type"] == "websocket" else route or "unmatched")
-                if self._paths.of(scope["path"], Headers(scope=scope)) is not Access.OPEN and scope.get("method") != "OPTIONS":
+                if self._paths.of(scope["path"], headers) is not Access.OPEN and scope.get("method") != "OPTIONS":
                     self._access.ended("request", record, *audited(scope, route))
                 self._log(scope, record)
                 request_id_var.reset(token)

@@ -6,8 +6,8 @@ one component for each model: its engine, in whose pods the others run too. A co
   name     name of its objects
   config   its values: the role's defaults, overridden by the model's entry
   entry    the model's entry, with its `storage` and `endpointPicker` merged
-  sidecars the components that run in its pods too: gateway, frontend and encoder
-  suffix   of a sidecar: the end of the names of volumes that are its own
+  companions the services that run in its pods too: gateway, frontend and encoder
+  suffix   of a companion: the end of the names of volumes that are its own
 */}}
 {{- define "triptych.components" -}}
 {{- include "triptych.validateModels" . }}
@@ -29,18 +29,18 @@ one component for each model: its engine, in whose pods the others run too. A co
 {{- end }}
 {{- end }}
 {{- if $pooled }}
-{{- $sidecars := prepend (initial $own) (merge (dict "name" (printf "%s-%s-gateway" $full $model.name)) $gateway) }}
-{{- range $sidecars }}{{ $_ := set . "suffix" (printf "-%s" .role) }}{{ end }}
-{{- $own = list (set (last $own) "sidecars" $sidecars) }}
+{{- $companions := prepend (initial $own) (merge (dict "name" (printf "%s-%s-gateway" $full $model.name)) $gateway) }}
+{{- range $companions }}{{ $_ := set . "suffix" (printf "-%s" .role) }}{{ end }}
+{{- $own = list (set (last $own) "companions" $companions) }}
 {{- end }}
 {{- $found = concat $found $own }}
 {{- end }}
 {{- toJson $found }}
 {{- end }}
 
-{{/* A component and its sidecars, as a JSON list. Argument: the component. */}}
+{{/* A component and its companions, as a JSON list. Argument: the component. */}}
 {{- define "triptych.services" -}}
-{{- prepend (.sidecars | default list) . | toJson }}
+{{- prepend (.companions | default list) . | toJson }}
 {{- end }}
 
 {{/* Ports of a role, as JSON. `main` is the port of the work; the gateway has its metrics there too, and serves gRPC at a second one. */}}
@@ -66,7 +66,7 @@ among the pods. Services of the same pod are on its loopback address.
 {{- if and (eq .role $role) (or (not $model) (eq .model $model)) }}
 {{- $format := eq $root.Values.discovery "kubernetes" | ternary "kubernetes:%s.%s:%d" "dns:%s.%s.svc:%d" }}
 {{- $there := printf $format .name $root.Release.Namespace (int $port) }}
-{{- $targets = append $targets ($component.sidecars | empty | ternary $there (printf "127.0.0.1:%d" (int $port))) }}
+{{- $targets = append $targets ($component.companions | empty | ternary $there (printf "127.0.0.1:%d" (int $port))) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -25,13 +25,13 @@ podSelector:
 {{- range include "triptych.services" $it | fromJsonArray }}
 {{- $ports := include "triptych.ports" .role | fromJson }}{{ $isGateway := eq .role "gateway" }}
 {{- $metrics = append $metrics (dict "port" $ports.metrics) }}
-{{- /* Of a pod with sidecars, only the gateway is called from outside. */}}
-{{- if or $isGateway (empty $it.sidecars) }}
+{{- /* Of a pod with all services, only the gateway is called from outside. */}}
+{{- if or $isGateway (empty $it.companions) }}
 - ports: [{port: {{ $ports.main }}}{{ if $isGateway }}, {port: {{ $ports.grpc }}}{{ end }}]
   {{- if not (and $isGateway (empty $policy.gatewayFrom)) }}
   from:
     {{- range $caller, $callees := include "triptych.callees" . | fromJson }}
-    {{- if and (has $it.role $callees) (empty $it.sidecars) }}
+    {{- if and (has $it.role $callees) (empty $it.companions) }}
     - {{ include "triptych.peer" (list $root $caller (ternary "" $it.model (eq $caller "gateway"))) | nindent 6 | trim }}
     {{- end }}
     {{- end }}
@@ -57,7 +57,7 @@ podSelector:
 {{- define "triptych.egressRules" -}}
 {{- $root := index . 0 }}{{ $it := index . 1 }}{{ $policy := $root.Values.networkPolicy -}}
 - ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
-{{- range $callee := $it.sidecars | empty | ternary (index (include "triptych.callees" . | fromJson) $it.role) list }}
+{{- range $callee := $it.companions | empty | ternary (index (include "triptych.callees" . | fromJson) $it.role) list }}
 - ports: [{port: {{ (include "triptych.ports" $callee | fromJson).main }}}]
   to:
     - {{ include "triptych.peer" (list $root $callee $it.model) | nindent 6 | trim }}

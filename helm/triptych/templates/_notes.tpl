@@ -1,6 +1,6 @@
 {{- define "triptych.notes" -}}
 {{- $components := include "triptych.components" . | fromJsonArray }}
-{{- $gateway := first ((first $components).sidecars | default (list (first $components))) }}
+{{- $gateway := first ((first $components).companions | default (list (first $components))) }}
 {{- $scheme := .Values.gateway.httpsSecret | empty | ternary "http" "https" -}}
 {{- $served := list }}{{ range .Values.models }}{{ $served = append $served (.servedModelName | default .name) }}{{ end -}}
 Triptych serves {{ join ", " $served }}.

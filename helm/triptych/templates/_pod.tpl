@@ -21,7 +21,7 @@ spec:
   # Longer than a model takes to be fetched and to load: a pod may wait for both.
   {{- $fetched := and $it.model (include "triptych.fetchedBy" ($it.entry | default dict)) }}
   {{- $seconds := mul (ternary 2 1 (eq $fetched "job")) $it.config.startupSeconds }}
-  {{- range $it.sidecars }}{{ $seconds = add $seconds .config.startupSeconds }}{{ end }}
+  {{- range $it.companions }}{{ $seconds = add $seconds .config.startupSeconds }}{{ end }}
   progressDeadlineSeconds: {{ add $seconds 300 }}
   selector:
     matchLabels: {{- include "triptych.selectorLabels" (list .root $it) | nindent 6 }}
@@ -70,13 +70,13 @@ topologySpreadConstraints:
   {{- end }}
 {{- end }}
 {{- $first := include "triptych.initContainer" . }}
-{{- if or $first .it.sidecars }}
+{{- if or $first .it.companions }}
 initContainers:
   {{- with $first }}
   - {{ . | nindent 4 | trim }}
   {{- end }}
   {{- /* They start in this order and end in the opposite one, so that whoever is called outlives its caller. */}}
-  {{- range $role := .it.sidecars | empty | ternary list (list "encoder" "engine" "frontend") }}
+  {{- range $role := .it.companions | empty | ternary list (list "encoder" "engine" "frontend") }}
   {{- range include "triptych.services" $.it | fromJsonArray }}
   {{- if eq .role $role }}
   - {{ include "triptych.container" (dict "root" $.root "it" .) | nindent 4 | trim }}
@@ -85,7 +85,7 @@ initContainers:
   {{- end }}
 {{- end }}
 containers:
-  - {{ include "triptych.container" (dict "root" .root "it" (first (.it.sidecars | default (list .it)))) | nindent 4 | trim }}
+  - {{ include "triptych.container" (dict "root" .root "it" (first (.it.companions | default (list .it)))) | nindent 4 | trim }}
 volumes: {{- include "triptych.volumes" . | nindent 2 }}
 {{- end }}
 

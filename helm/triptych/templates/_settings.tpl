@@ -39,7 +39,7 @@
 {{- end }}
 
 {{/*
-ConfigMap with the environment of a service. Argument: dict "root" $ "it" component or sidecar.
+ConfigMap with the environment of a service. Argument: dict "root" $ "it" component or companion.
 Those of the component win over those of every service, and what the chart determines over both.
 */}}
 {{- define "triptych.config" -}}
