@@ -31,8 +31,11 @@ class EngineSettings(GrpcServiceSettings):
         Field(description="auto takes the checkpoint's where the device computes in it, else float32."),
     ] = "auto"
     quantization: Annotated[
-        Literal["none", "int8"],
-        Field(description="int8: linear layers as products of 8-bit integers, on CPUs; faster, a little less exact."),
+        Literal["none", "int8", "int4"],
+        Field(
+            description="Store the weights of linear layers in 8 or 4 bits, on CPUs. int8: faster, a little less exact. "
+            "int4: the smallest, less exact."
+        ),
     ] = "none"
     batch_invariant: Annotated[
         bool,

@@ -21,14 +21,15 @@ def convert(gguf: Path, out: Path) -> None:
 
     loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # Create a new model from the cleaned configuration: the loaded model would save that it was quantized.
-    model = type(loaded)(type(loaded.config)(**_clean(loaded.config.to_dict())))
+    model = type(loaded)(type(loaded.config)(**clean_config(loaded.config.to_dict())))
     model.load_state_dict(loaded.state_dict())
     model.to(torch.bfloat16)
     model.save_pretrained(out)
-    _convert_tokenizer(gguf, model.config.max_position_embeddings).save_pretrained(out)
+    convert_tokenizer(gguf, model.config.max_position_embeddings).save_pretrained(out)
 
 
-def _convert_tokenizer(gguf: Path, max_length: int) -> Any:
+def convert_tokenizer(gguf: Path, max_length: int) -> Any:
+    """The tokenizer of a GGUF file, as transformers' class."""
     from gguf import GGUFReader
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
@@ -42,7 +43,7 @@ def _convert_tokenizer(gguf: Path, max_length: int) -> Any:
     return tokenizer
 
 
-def _clean(config: dict[str, Any]) -> dict[str, Any]:
+def clean_config(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration without entries about the GGUF file, with the original values of numbers that were stored in 32 bits."""
     kept = {key: _shortest(value) for key, value in config.items() if key != "quantization_config" and not key.startswith("_")}
     return kept | {"dtype": "bfloat16"}

@@ -16,7 +16,16 @@ from typing import Any
 
 from rich.console import Console
 from triptych.errors import StartupError
-from triptych_common.model.store import BUILTIN_MODELS, WEIGHT_PATTERNS, BuiltinModel, JoinedModel, builtin_dir, resolve_model
+from triptych_common.model.store import (
+    BUILTIN_MODELS,
+    WEIGHT_PATTERNS,
+    BuiltinModel,
+    JoinedModel,
+    builtin_dir,
+    gguf_dir,
+    is_gguf,
+    resolve_model,
+)
 
 from triptych_cli.errors import CommandError
 from triptych_cli.models.join_vision import VISION_WEIGHTS
@@ -42,6 +51,8 @@ def fetch(model: str, console: Console) -> tuple[Path, bool]:
         builtin = BUILTIN_MODELS[model]
         return fetch_joined(builtin, console) if isinstance(builtin, JoinedModel) else fetch_builtin(builtin, console)
     try:
+        if is_gguf(model):
+            return prepare_gguf(Path(model).expanduser(), console)
         return resolve_model(model, WEIGHT_PATTERNS), Path(model).is_dir()
     except StartupError as error:
         raise CommandError(str(error)) from error
@@ -93,6 +104,19 @@ def fetch_joined(model: JoinedModel, console: Console, convert: Converter | None
     return _put_in_place(builtin_dir(model), model.name, console, make)
 
 
+def prepare_gguf(file: Path, console: Console) -> tuple[Path, bool]:
+    """Make the model directory of a GGUF file, with its configuration and tokenizer. The weights stay in the file."""
+
+    def make(work: Path) -> Path:
+        directory = _fresh(work)
+        directory.mkdir()
+        with console.status(f"reading {file.name}"):
+            _run_module("triptych_cli.models.prepare_gguf", file, directory, failure=f"cannot serve {file}")
+        return directory
+
+    return _put_in_place(gguf_dir(file), file.name, console, make)
+
+
 def _put_in_place(target: Path, name: str, console: Console, make: Callable[[Path], Path]) -> tuple[Path, bool]:
     """Make a checkpoint unless it exists. Several processes may do so at the same time.
 
@@ -128,7 +152,7 @@ def _make_in_place(target: Path, name: str, console: Console, make: Callable[[Pa
         work = target.with_name(f".{target.name}.partial")
         work.mkdir(exist_ok=True)
         checkpoint = make(work)
-        for file in checkpoint.rglob("*"):
+        for file in (file for file in checkpoint.rglob("*") if not file.is_symlink()):
             # The weights file is readable only by its owner, but services may run as another user.
             file.chmod(0o755 if file.is_dir() else 0o644)
         checkpoint.rename(target)

@@ -10,7 +10,7 @@ from typing import Any
 
 from triptych.errors import StartupError
 
-from triptych_common.model.weights import read_header, weight_files
+from triptych_common.model.weights import gguf_file, read_header, weight_files
 
 #: safetensors' name -> torch's name. Types of quantized weights are left out: they do not tell the compute dtype.
 _FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float32"}
@@ -22,8 +22,11 @@ def checkpoint_dtype(path: Path) -> str:
 
     Configurations are not reliable: the whole and each part of a nested one may name different types, and the weights may have none
     of them. They are used only when there are no such files, or when two types have equally many parameters. The whole comes first,
-    then its parts. The result is float32 when no configuration names a type.
+    then its parts. The result is float32 when no configuration names a type. For a GGUF file it is bfloat16: models are
+    published in it before they are quantised, and keys and values need no more.
     """
+    if gguf_file(path) is not None:
+        return "bfloat16"
     counts: Counter[str] = Counter()
     for file in weight_files(path):
         counts += _num_parameters(file)

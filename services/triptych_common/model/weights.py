@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint: which they are, whether they are whole, and what identifies them. Needs no torch.
+"""The weight files of a checkpoint: which they are, whether they are whole, and what identifies them. Needs no torch.
 
 Only headers and samples are read. From a local disk that takes milliseconds, whatever the size of the checkpoint.
 """
@@ -15,6 +15,8 @@ from typing import Any
 
 from triptych.errors import StartupError
 
+from triptych_common.model.gguf import read_gguf_header
+
 #: Largest header of a safetensors file; the format allows no more.
 _MAX_HEADER_BYTES = 100_000_000
 #: Type of a tensor in safetensors -> bits of an element.
@@ -30,8 +32,22 @@ _NUM_SAMPLES, _SAMPLE_BYTES = 4096, 4096
 Header = dict[str, dict[str, Any]]
 
 
+def gguf_file(path: Path) -> Path | None:
+    """The GGUF file of a model directory; None if it has safetensors files, or no GGUF file.
+
+    Raises:
+        StartupError: there are several.
+    """
+    files = sorted(path.glob("*.gguf"))
+    if not files or weight_files(path):
+        return None
+    if len(files) > 1:
+        raise StartupError(f"{path} has {len(files)} GGUF files, e.g. {files[0].name}; a model directory has one, in one part")
+    return files[0]
+
+
 def weight_files(path: Path) -> list[Path]:
-    """The files that transformers loads. The directory may also hold other copies of the weights, or adapters."""
+    """The safetensors files that transformers loads. The directory may also hold other copies of the weights, or adapters."""
     if (path / "model.safetensors").is_file():
         return [path / "model.safetensors"]
     index = _read_index(path / "model.safetensors.index.json")
@@ -50,11 +66,12 @@ def check_weight_files(path: Path) -> None:
     index = path / "model.safetensors.index.json"
     if not (path / "model.safetensors").is_file() and index.is_file() and not isinstance(_read_index(index), dict):
         raise StartupError(f"{index} is damaged: it is no JSON object; fetch the model again")
+    if (gguf := gguf_file(path)) is not None:
+        read_gguf_header(gguf)
+        return
     files = weight_files(path)
     if not files and not [*path.glob("*.bin")]:
-        gguf = next(iter(path.glob("*.gguf")), None)
-        what = f"only {gguf.name}, and GGUF files are not served" if gguf is not None else "no weights"
-        raise StartupError(f"{path} has {what}; models are read from *.safetensors files")
+        raise StartupError(f"{path} has no weights; models are read from *.safetensors files, or from one *.gguf file")
     for file in files:
         if not file.is_file():
             raise StartupError(f"{file} is missing, though {index.name} names it; fetch the model again")
@@ -87,8 +104,10 @@ def weights_fingerprint(path: Path) -> str:
     It does not depend on where the files come from: a directory and the hub's cache with the same files have the same fingerprint.
 
     Raises:
-        StartupError: see `read_header`.
+        StartupError: see `read_header` and `read_gguf_header`.
     """
+    if (gguf := gguf_file(path)) is not None:
+        return gguf_fingerprint(gguf)
     files = weight_files(path)
     if not files or not all(file.is_file() for file in files):
         return ""
@@ -101,6 +120,22 @@ def weights_fingerprint(path: Path) -> str:
         tensors += [
             (file, start + entry["data_offsets"][0], start + entry["data_offsets"][1]) for _, entry in sorted(header.items())
         ]
+    _add_samples(digest, tensors)
+    return digest.hexdigest()
+
+
+def gguf_fingerprint(file: Path) -> str:
+    """What identifies a GGUF file, in the same way. Its name does not matter. Raises StartupError if it is damaged."""
+    header, size = read_gguf_header(file), file.stat().st_size
+    digest = hashlib.sha256(f"{size}:".encode())
+    with file.open("rb") as stream:
+        digest.update(stream.read(header.num_bytes))
+    _add_samples(digest, [(file, one.offset, one.offset + one.num_bytes) for _, one in sorted(header.tensors.items())])
+    return digest.hexdigest()
+
+
+def _add_samples(digest: hashlib._Hash, tensors: list[tuple[Path, int, int]]) -> None:
+    """Add samples of tensors' content. tensors: file, first byte, byte after the last."""
     every = max(1, math.ceil(3 * len(tensors) / _NUM_SAMPLES))
     for file, samples in _samples(tensors[::every]).items():
         with file.open("rb", buffering=0) as stream:
@@ -108,7 +143,6 @@ def weights_fingerprint(path: Path) -> str:
                 os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             for offset, num_bytes in samples:
                 digest.update(os.pread(stream.fileno(), num_bytes, offset))
-    return digest.hexdigest()
 
 
 def _samples(tensors: list[tuple[Path, int, int]]) -> dict[Path, list[tuple[int, int]]]:

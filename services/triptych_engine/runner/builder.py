@@ -15,6 +15,7 @@ from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner.backends import choose_backend
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.kernels import load_kernels
+from triptych_engine.runner.cpu.linear.quant import CpuQuantizedModules
 from triptych_engine.runner.cpu.optimize import optimize, quantize
 from triptych_engine.runner.cuda.graphed_decode import Recorder
 from triptych_engine.runner.encoder_runner import EncoderRunner
@@ -22,13 +23,14 @@ from triptych_engine.runner.media_inputs import MediaInputs
 from triptych_engine.runner.memory import measured_kv_cache_bytes
 from triptych_engine.runner.model.loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
 from triptych_engine.runner.model.media_traits import media_traits
-from triptych_engine.runner.model.precision import check_int8, kv_cache_dtype
+from triptych_engine.runner.model.precision import check_quantization, kv_cache_dtype
 from triptych_engine.runner.model_runner import ModelRunner, RunnerParts
 from triptych_engine.runner.pooling.encoder_model import load_encoder
 from triptych_engine.runner.pooling.heads import decoder_head
 from triptych_engine.runner.pooling.optimize import optimize_encoder
 from triptych_engine.runner.pooling.pooler import Pooler
 from triptych_engine.runner.pooling_runner import PoolingRunner
+from triptych_engine.runner.quantization.formats import ON_THE_FLY
 from triptych_engine.runner.transfer import use_device
 
 log = logging.getLogger(__name__)
@@ -58,7 +60,7 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None) -> Mode
     if refusal is not None:
         log.warning("media are refused: %s", refusal)
         runner = _runner(replace(parts, media=None, media_traits=refusal))
-    if config.quantization == "int8":
+    if config.quantization != "none" or parts.model.is_quantized:
         _quantize(runner, parts)
     if config.batch_invariant:
         _check_batch_invariance(runner)
@@ -84,9 +86,9 @@ def _runner(parts: RunnerParts) -> ModelRunner:
 
 def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
     kernels = load_kernels() if config.device.type == "cpu" and config.attention != "torch" else None
-    int8 = config.quantization == "int8"
-    if int8:
-        check_int8(config.device, config.dtype, kernels is not None)
+    form = ON_THE_FLY.get(config.quantization)
+    if form is not None:
+        check_quantization(config.quantization, config.device, config.dtype, kernels is not None)
     model = load_model(
         config.model_path,
         config.model_name,
@@ -94,8 +96,9 @@ def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
         device=config.device,
         max_model_len=config.max_model_len,
         generates=config.pooling is None,
+        quantized_modules=None if kernels is None else CpuQuantizedModules(kernels.quant),
     )
-    optimize(model.model, kernels, *_trial(config, model), int8=int8, batch_invariant=config.batch_invariant)
+    optimize(model.model, kernels, *_trial(config, model), form=form, batch_invariant=config.batch_invariant)
     gc.collect()
     traits = media_traits(model.model, model.config, model.num_position_axes)
     pooling = config.pooling
@@ -189,13 +192,17 @@ def _check_batch_invariance(runner: ModelRunner) -> None:
 
 
 def _quantize(runner: ModelRunner, parts: RunnerParts) -> None:
-    """Quantise a model that has passed the checks, and check how much its logits change."""
-    model = parts.model
+    """Let a model that has passed the checks compute with integers, and check how much its logits change."""
+    model, quantization = parts.model, parts.config.quantization
     token_ids, position_ids = _trial(parts.config, model)
     done = quantize(model.model, token_ids, position_ids)
-    if not done.num_layers:
-        raise StartupError("--quantization int8 supports no layer of this model")
+    if not done.num_layers and not model.is_quantized:
+        raise StartupError(f"--quantization {quantization} supports no layer of this model")
     gc.collect()
-    log.info("quantised %d linear layers to int8: %.0f MB instead of %.0f", done.num_layers, done.bytes_after / 1e6,
-             done.bytes_before / 1e6)  # fmt: skip
-    check_parity(model, runner.prompt_logits(token_ids.tolist(), num_chunks=2), parts.config.model_name, quantized=True)
+    name = "GGUF" if model.is_quantized else quantization
+    if model.is_quantized:
+        log.info("%d quantised linear layers: %.0f MB", done.num_layers, done.bytes_after / 1e6)
+    else:
+        log.info("quantised %d linear layers to %s: %.0f MB instead of %.0f", done.num_layers, name, done.bytes_after / 1e6,
+                 done.bytes_before / 1e6)  # fmt: skip
+    check_parity(model, runner.prompt_logits(token_ids.tolist(), num_chunks=2), parts.config.model_name, quantization=name)

@@ -37,7 +37,7 @@ class RunnerConfig:
     prefault_kv_cache: bool = False
     device: torch.device = _CPU
     attention: str = "auto"  # auto, cpu, cuda, torch
-    quantization: str = "none"  # none, int8
+    quantization: str = "none"  # none, int8, int4
     #: Compute a token's logits to the same bits whatever is computed with it, or refuse the model.
     batch_invariant: bool = False
     #: Number of compute threads; None leaves it unchanged.

@@ -12,7 +12,7 @@ from support.drivers.engine import EngineDriver, Generated
 from transformers import GPT2Config
 from triptych.errors import UnsupportedModelError
 from triptych_common.model.store import TEXT_MODEL, resolve_model
-from triptych_engine.runner.cpu.modules import OneDnnLinear
+from triptych_engine.runner.cpu.linear.layers import OneDnnLinear
 from triptych_engine.scheduling.request import Request
 
 MAX_TOKENS = 24

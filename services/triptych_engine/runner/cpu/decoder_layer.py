@@ -23,15 +23,16 @@ from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.layer_chain import LayerCall, LayerChain, chain_layers, num_changes
 from triptych_engine.runner.cpu.layer_kernel import LayerKernel, RotaryTables
-from triptych_engine.runner.cpu.modules import FusedRMSNorm, GatedMLP, KernelLinear, LinearPart, PackedLinear
+from triptych_engine.runner.cpu.linear.layers import KernelLinear, PackedLinear
+from triptych_engine.runner.cpu.modules import FusedRMSNorm, GatedMLP, LinearPart
 
 log = logging.getLogger(__name__)
 #: Largest difference that rounding can explain, relative to the typical value.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 #: Largest difference in what a layer adds to the residual stream that the stream's rounding to float32 can explain, relative to it.
 _STREAM_TOLERANCE = 1e-6
-#: Additional difference with int8: a tiny difference can change to which 8-bit value a number is rounded.
-_INT8_TOLERANCE = 2e-2
+#: Additional difference with quantised inputs: a tiny difference can change to which 8-bit value a number is rounded.
+_QUANT_TOLERANCE = 2e-2
 #: Block size of the KV cache in which a layer is verified.
 _BLOCK_SIZE = 16
 
@@ -172,7 +173,7 @@ def join_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: t
         layer: Any = call.layer
         layer.join()
         with torch.inference_mode():
-            layer.verify_whole(call.hidden_states, call.position_embeddings, model.dtype, _INT8_TOLERANCE)
+            layer.verify_whole(call.hidden_states, call.position_embeddings, model.dtype, _QUANT_TOLERANCE)
     if layers:
         chain_layers(calls, layers[0].tables)
 

@@ -27,6 +27,7 @@ class PackedWeight(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("in_features", ctypes.c_int64),
         ("out_features", ctypes.c_int64),
+        ("num_quant_panels", ctypes.c_int64),
     ]
 
 

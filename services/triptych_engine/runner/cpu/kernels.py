@@ -17,11 +17,12 @@ from triptych_engine.runner.cpu import kernel_build
 from triptych_engine.runner.cpu.huge_pages import HugePages
 from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs, KernelArgs
 from triptych_engine.runner.cpu.openmp import share_runtime_of_torch
+from triptych_engine.runner.cpu.quant_kernels import QuantKernels
 from triptych_engine.runner.cpu.sampling_kernels import SamplingKernels
 
 log = logging.getLogger(__name__)
 #: Weight formats of decoder layers, see linear.h.
-FORMATS = ("bf16", "wide", "int8")
+FORMATS = ("bf16", "wide", "quant")
 #: How products of many rows with bf16 weights are computed: in float32, or with bfloat16 instructions for vectors or tiles.
 LINEAR_METHODS = ("fp32", "dot", "tiles")
 #: Dtypes that the attention supports: of queries and keys, of values and the result, of the cache.
@@ -79,14 +80,6 @@ class CpuKernels:
         self._linear_row_words: Callable[[int], int] = functools.cache(library.triptych_linear_row_words)
         #: How products of many rows with bf16 weights are computed.
         self.linear_method: str = LINEAR_METHODS[library.triptych_linear_method()]
-        for name in ("panel_words", "row_words"):
-            getattr(library, f"triptych_int8_{name}").argtypes = [count]
-            getattr(library, f"triptych_int8_{name}").restype = count
-        self._int8_panel_words: Callable[[int], int] = functools.cache(library.triptych_int8_panel_words)
-        self._int8_row_words: Callable[[int], int] = functools.cache(library.triptych_int8_row_words)
-        self._int8_pack, self._linear_int8 = library.triptych_linear_int8_pack, library.triptych_linear_int8
-        self._int8_pack.argtypes = [pointer, pointer, count, count]
-        self._linear_int8.argtypes = [pointer, count, pointer, pointer, pointer, pointer, count, count, count]
         library.triptych_decoder_layer_args_size.restype = library.triptych_decoder_step_args_size.restype = count
         sizes = library.triptych_decoder_layer_args_size(), library.triptych_decoder_step_args_size()
         if sizes != (ctypes.sizeof(DecoderLayerArgs), ctypes.sizeof(DecoderStepArgs)):
@@ -101,6 +94,8 @@ class CpuKernels:
         self._workspace = _Workspace()
         self._pages = HugePages()  # memory of packed weights
         self.sampling = SamplingKernels(library)
+        #: Products with quantised weights.
+        self.quant = QuantKernels(library, self.workspace)
 
     def paged_attention(self, args: KernelArgs, types: tuple[torch.dtype, torch.dtype, torch.dtype]) -> None:
         """Compute one layer: write keys and values, then attend. types: one of ATTENTION_TYPES."""
@@ -147,24 +142,6 @@ class CpuKernels:
         self._linear_wide(
             x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), x.shape[0],
             out_features, x.shape[1],
-        )  # fmt: skip
-        return out
-
-    def pack_linear_int8(self, weight: torch.Tensor) -> torch.Tensor:
-        """Quantise and pack a weight [out, in] fp32 for `linear_int8`: [ceil(out / linear_panel), words of a panel] int32."""
-        weight = weight.contiguous()  # as above
-        out_features, in_features = weight.shape
-        packed = self._pages.empty(-(-out_features // self.linear_panel), self._int8_panel_words(in_features), dtype=torch.int32)
-        self._int8_pack(weight.data_ptr(), packed.data_ptr(), out_features, in_features)
-        return packed
-
-    def linear_int8(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
-        """x weight^T + bias, with x quantised as well. A row with a value that is not finite gives NaN. Otherwise like `linear`."""
-        out = torch.empty(x.shape[0], out_features)
-        workspace = self.workspace(x.shape[0], self._int8_row_words(x.shape[1]))
-        self._linear_int8(
-            x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), workspace,
-            x.shape[0], out_features, x.shape[1],
         )  # fmt: skip
         return out
 

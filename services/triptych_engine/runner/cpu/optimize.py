@@ -14,8 +14,8 @@ In bfloat16 also:
 - the output head returns float32 logits that are not rounded (a bfloat16 logit of 25 is a multiple of 1/8).
 With both, the output distribution is closer to the float32 model's than that of transformers' own bfloat16 (docs/performance.md).
 
-On request, linear layers compute with 8-bit integers. Modules that are built from them are verified first, with the original
-weights; `quantize` comes last.
+Linear layers with quantised weights, from the checkpoint or on request, compute with integers in the end. Modules that are built
+from them are verified first, without rounded inputs; `quantize` comes last.
 """
 
 from __future__ import annotations
@@ -31,19 +31,11 @@ from transformers import PreTrainedModel
 
 from triptych_engine.runner.cpu.decoder_layer import fuse_layers, join_layers
 from triptych_engine.runner.cpu.kernels import CpuKernels
-from triptych_engine.runner.cpu.modules import (
-    Bf16Linear,
-    FusedRMSNorm,
-    GatedMLP,
-    Int8Linear,
-    LinearPart,
-    Pack,
-    PackedLinear,
-    SharedProduct,
-    WideHead,
-    can_pack,
-    pack,
-)
+from triptych_engine.runner.cpu.linear.layers import Bf16Linear, PackedLinear
+from triptych_engine.runner.cpu.linear.packing import Pack, can_pack, pack
+from triptych_engine.runner.cpu.linear.quant import QuantLinear, UnquantizedLinear
+from triptych_engine.runner.cpu.modules import FusedRMSNorm, GatedMLP, LinearPart, SharedProduct, WideHead
+from triptych_engine.runner.quantization.formats import QuantFormat
 
 log = logging.getLogger(__name__)
 #: Largest difference between a module and its replacement that rounding can explain, relative to the largest value.
@@ -56,7 +48,7 @@ def optimize(
     token_ids: torch.Tensor,
     position_ids: torch.Tensor,
     *,
-    int8: bool = False,
+    form: QuantFormat | None = None,
     batch_invariant: bool = False,
 ) -> None:
     """Replace modules of a CPU model in place, where possible; without kernels only the linear layers.
@@ -65,22 +57,23 @@ def optimize(
         model: a model that uses paged attention.
         token_ids: [num_tokens] of a prompt on which replacements are verified.
         position_ids: in the model's form, spread over its context.
-        int8: prepare the linear layers for `quantize`; needs kernels.
+        form: prepare the linear layers for `quantize`, which will store them in this format; needs kernels.
         batch_invariant: the linear layers' result for a row must not depend on the number of rows.
     """
     if model.device.type != "cpu" or not can_pack(kernels, model.dtype):
         return
-    embedding = model.get_input_embeddings().weight
-    _detach_from_file(embedding)  # before the head, which may share it, is replaced
+    embedding = getattr(model.get_input_embeddings(), "weight", None)  # a quantised one has none
+    if embedding is not None:
+        _detach_from_file(embedding)  # before the head, which may share it, is replaced
     wide = False
     num_norms = 0
-    pack_linears = functools.partial(pack, kernels, int8=int8, batch_invariant=batch_invariant)
+    pack_linears = functools.partial(pack, kernels, form=form, batch_invariant=batch_invariant)
     if kernels is not None:
         num_norms = _replace(model, lambda module: _fused_norm(module, kernels))
         others = [m for m in model.modules() if "Norm" in type(m).__name__ and not isinstance(m, FusedRMSNorm)]
         wide = model.dtype == torch.bfloat16 and num_norms > 0 and not others
         if model.dtype == torch.bfloat16:
-            _replace_head(model, kernels, Int8Linear if int8 else Bf16Linear)
+            _replace_head(model, kernels, form)
         _replace(model, lambda module: _gated_mlp(module, kernels, pack_linears))
     _share_products(model, kernels, pack_linears)
     num_linears = _replace(model, lambda module: _packed_linear(module, kernels, pack_linears))
@@ -110,11 +103,14 @@ class Quantized:
 
 
 def quantize(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor) -> Quantized:
-    """Quantise the layers that `optimize` prepared, in place. The tokens and positions are the same as for `optimize`."""
-    layers: dict[Int8Linear, None] = {}
+    """Quantise the inputs, and if necessary the weights, of the layers that `optimize` prepared, in place.
+
+    The tokens and positions are the same as for `optimize`.
+    """
+    layers: dict[QuantLinear, None] = {}
     for module in model.modules():
         layer = module.product if isinstance(module, LinearPart) else module
-        if isinstance(layer, Int8Linear):
+        if isinstance(layer, QuantLinear):
             layers[layer] = None
     sizes = [layer.quantize() for layer in layers]
     join_layers(model, token_ids, position_ids)
@@ -147,11 +143,12 @@ def _packed_linear(module: nn.Module, kernels: CpuKernels | None, pack: Pack) ->
     return pack(module) if type(module) is nn.Linear and can_pack(kernels, module.weight.dtype) else None
 
 
-def _linears(module: nn.Module, kernels: CpuKernels | None, *names: str) -> list[nn.Linear] | None:
-    """The module's linear layers with these names; None unless all exist and are plain `nn.Linear`."""
+def _linears(module: nn.Module, kernels: CpuKernels | None, *names: str) -> list[nn.Linear | QuantLinear] | None:
+    """The module's linear layers with these names; None unless all are plain `nn.Linear`, or all quantised."""
     found = [getattr(module, name, None) for name in names]
-    linears = [layer for layer in found if type(layer) is nn.Linear and can_pack(kernels, layer.weight.dtype)]
-    return linears if len(linears) == len(names) else None
+    plain = [layer for layer in found if type(layer) is nn.Linear and can_pack(kernels, layer.weight.dtype)]
+    quantised = [layer for layer in found if isinstance(layer, QuantLinear)]
+    return next((layers for layers in (plain, quantised) if len(layers) == len(names)), None)  # type: ignore[return-value]
 
 
 def _share_products(model: nn.Module, kernels: CpuKernels | None, pack: Pack) -> None:
@@ -173,7 +170,9 @@ def _gated_mlp(module: nn.Module, kernels: CpuKernels, pack: Pack) -> nn.Module 
     if (gate.bias is None) != (up.bias is None):
         return None
     fused = GatedMLP(gate, up, down, kernels, pack)
-    sample = torch.randn(1, 3, gate.in_features, generator=torch.Generator().manual_seed(0)).to(gate.weight)
+    sample = torch.randn(1, 3, gate.in_features, generator=torch.Generator().manual_seed(0))
+    if isinstance(gate, nn.Linear):
+        sample = sample.to(gate.weight)
     # With large inputs, too: some families clamp the activations.
     return fused if all(_same(module(scale * sample), fused(scale * sample)) for scale in (1, 100)) else None
 
@@ -183,11 +182,12 @@ def _same(expected: torch.Tensor, got: torch.Tensor) -> bool:
     return torch.allclose(expected, got, rtol=tolerance, atol=tolerance * expected.abs().max().item())
 
 
-def _replace_head(model: PreTrainedModel, kernels: CpuKernels, kind: type[Bf16Linear] | type[Int8Linear]) -> None:
+def _replace_head(model: PreTrainedModel, kernels: CpuKernels, form: QuantFormat | None) -> None:
     head = model.get_output_embeddings()
     if type(head) is nn.Linear:
         bias = None if head.bias is None else head.bias.data
-        model.set_output_embeddings(WideHead(kind(head.weight.data, bias, kernels)))
+        linear = Bf16Linear(head.weight.data, bias, kernels) if form is None else UnquantizedLinear([head], form, kernels.quant)
+        model.set_output_embeddings(WideHead(linear))
 
 
 def _fused_norm(module: nn.Module, kernels: CpuKernels) -> nn.Module | None:

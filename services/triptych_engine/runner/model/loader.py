@@ -20,20 +20,23 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.dtype import checkpoint_dtype
-from triptych_common.model.weights import check_weight_files
+from triptych_common.model.weights import check_weight_files, gguf_file
 
 from triptych_engine.runner.attention.paged import ATTENTION_NAME, AttentionBackend, LayerObserver, LayerShape, attending
 from triptych_engine.runner.model.loading_info import check_loaded
-from triptych_engine.runner.model.precision import compute_dtype
+from triptych_engine.runner.model.precision import check_gguf, compute_dtype
 from triptych_engine.runner.model.refusals import check_supported, is_multimodal
 from triptych_engine.runner.model.towers import language_model_only
+from triptych_engine.runner.quantization.gguf import load_gguf
+from triptych_engine.runner.quantization.tensor import QuantizedModules
 
 log = logging.getLogger(__name__)
 #: Maximum length of the sequence on which the paged path is compared with the ordinary one.
 NUM_PROBE_TOKENS = 24
-#: Required similarity between the logits of a quantised model and of the unquantised one, on average over the probe's tokens: in a
-#: mixture of experts, single tokens can go to another expert. Tiny random models reach 0.997 and more, SmolLM2-135M 0.9999.
-_INT8_SIMILARITY = 0.99
+#: Quantisation -> required similarity between the logits of the quantised model and of the model as it is, on average over the
+#: probe's tokens: in a mixture of experts, single tokens can go to another expert. With int8, tiny random models reach 0.997 and
+#: more, SmolLM2-135M 0.9999. Of a GGUF file only the layers' inputs are quantised here: it is compared with its own weights.
+_SIMILARITIES = {"int8": 0.99, "int4": 0.9, "GGUF": 0.99}
 
 
 @dataclass(slots=True)
@@ -51,6 +54,8 @@ class LoadedModel:
     num_position_axes: int
     #: Position of a prompt's first token.
     first_position: int
+    #: Whether the checkpoint's weights are quantised.
+    is_quantized: bool
     #: Whether the model's forward pass can return only the logits of given tokens.
     picks_logits: bool
     probe_token_ids: torch.Tensor  # [num_probe_tokens] int64
@@ -117,13 +122,21 @@ class LoadedModel:
 
 
 def load_model(
-    path: Path, name: str, *, dtype: torch.dtype | None, device: torch.device, max_model_len: int, generates: bool = True
+    path: Path,
+    name: str,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    max_model_len: int,
+    generates: bool = True,
+    quantized_modules: QuantizedModules | None = None,
 ) -> LoadedModel:
     """Load the language model of a checkpoint.
 
     Args:
         dtype: None chooses the best one for the checkpoint on the device.
         generates: the checkpoint must have the weights of the output head.
+        quantized_modules: makes the layers of a checkpoint that is quantised; None if such ones cannot be computed here.
 
     Raises:
         UnsupportedModelError: it could not be run correctly.
@@ -137,18 +150,17 @@ def load_model(
     check_supported(config, name, max_model_len)
     check_weight_files(path)
     checkpoint: torch.dtype = getattr(torch, checkpoint_dtype(path))
+    if (gguf := gguf_file(path)) is not None:
+        check_gguf(name, device, dtype, has_kernels=quantized_modules is not None)
+        dtype = torch.float32
     if dtype is None:
         dtype = compute_dtype(checkpoint, device)
         if dtype != checkpoint:
             log.info("computing in %s: this CPU has no instructions for the checkpoint's %s", dtype, checkpoint)
-    try:
-        model, info = _model_class(config).from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True, ignore_mismatched_sizes=True
-        )
-    except (ImportError, OSError, RuntimeError, SafetensorError) as error:
-        raise StartupError(f"cannot load {name}: {str(error).strip().splitlines()[0]}") from error
-    # Models for embeddings are often saved without a head.
-    check_loaded(info, path, is_needed=lambda key: generates or key.startswith(f"{model.base_model_prefix}."))
+    if gguf is not None and quantized_modules is not None:
+        model = load_gguf(gguf, _model_class(config), config, quantized_modules)
+    else:
+        model = _from_safetensors(path, name, config, dtype, generates)
     model = model.eval().requires_grad_(False).to(device)
     num_probe_tokens = min(NUM_PROBE_TOKENS, max_model_len)
     probe = torch.arange(num_probe_tokens, device=device) * 7919 % config.get_text_config().vocab_size
@@ -163,10 +175,23 @@ def load_model(
         vocab_size=reference.shape[-1],
         num_position_axes=_num_position_axes(config),
         first_position=1 if config.model_type == "paligemma" else 0,
+        is_quantized=gguf is not None,
         picks_logits="logits_to_keep" in inspect.signature(type(model).forward).parameters or not is_multimodal(config),
         probe_token_ids=probe,
         probe_logits=reference,
     )
+
+
+def _from_safetensors(path: Path, name: str, config: PretrainedConfig, dtype: torch.dtype, generates: bool) -> PreTrainedModel:
+    try:
+        model, info = _model_class(config).from_pretrained(
+            path, config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except (ImportError, OSError, RuntimeError, SafetensorError) as error:
+        raise StartupError(f"cannot load {name}: {str(error).strip().splitlines()[0]}") from error
+    # Models for embeddings are often saved without a head.
+    check_loaded(info, path, is_needed=lambda key: generates or key.startswith(f"{model.base_model_prefix}."))
+    return model
 
 
 def _reference_logits(model: PreTrainedModel, config: PretrainedConfig, name: str, probe: torch.Tensor) -> torch.Tensor:
@@ -214,26 +239,28 @@ def _num_position_axes(config: PretrainedConfig) -> int:
 
 
 def check_parity(
-    loaded: LoadedModel, logits: torch.Tensor, name: str, *, cache_dtype: torch.dtype | None = None, quantized: bool = False
+    loaded: LoadedModel, logits: torch.Tensor, name: str, *, cache_dtype: torch.dtype | None = None, quantization: str = "none"
 ) -> None:
     """Refuse the model if its logits on the paged path differ from those of transformers' ordinary forward pass.
 
     Args:
         logits: [num_probe_tokens, vocab] of the probe on the paged path.
         cache_dtype: dtype of keys and values; by default the model's.
-        quantized: the logits come from the quantised model, which has passed this check before quantisation.
+        quantization: int8, int4 or GGUF if the logits come from the quantised model, which has passed this check before.
 
     Raises:
         UnsupportedModelError: they differ by more than rounding, or a useful quantisation, can explain.
     """
     similarities = nn.functional.cosine_similarity(logits.float(), loaded.probe_logits.float(), dim=-1)
-    similarity = (similarities.mean() if quantized else similarities.min()).item()
+    similarity = (similarities.mean() if quantization != "none" else similarities.min()).item()
     is_exact = loaded.dtype == torch.float32 and cache_dtype in (torch.float32, None)
-    required = _INT8_SIMILARITY if quantized else 0.9999 if is_exact else 0.99
+    required = _SIMILARITIES.get(quantization, 0.9999 if is_exact else 0.99)
     if not similarity >= required:
         where, remedy = "on the paged cache", ""
-        if quantized:
-            where, remedy = "quantised to int8", "; it can be served without --quantization"
+        if quantization == "GGUF":
+            where = "with inputs of 8 bits"
+        elif quantization != "none":
+            where, remedy = f"quantised to {quantization}", "; it can be served without --quantization"
         elif cache_dtype is not None and cache_dtype != torch.promote_types(cache_dtype, loaded.dtype):  # an exact one passed
             where = f"with a KV cache in {str(cache_dtype).removeprefix('torch.')}"
             remedy = "; it can be served with --kv-cache-dtype float32"
@@ -241,4 +268,5 @@ def check_parity(
             f"cannot serve {name} ({loaded.config.model_type}): {where} its logits differ from transformers' own "
             f"(cosine similarity {similarity:.4f}, at least {required} is required){remedy}"
         )
-    log.info("%s logits agree with transformers' own (cosine similarity %.5f)", "int8" if quantized else "paged", similarity)
+    what = "paged" if quantization == "none" else quantization
+    log.info("%s logits agree with transformers' own (cosine similarity %.5f)", what, similarity)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from triptych.errors import StartupError
+from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.host import cpu
 
 
@@ -38,19 +38,34 @@ def kv_cache_dtype(
     return checkpoint if stands_in else computed
 
 
-def check_int8(device: torch.device, dtype: torch.dtype | None, has_kernels: bool) -> None:
-    """Raise StartupError if int8 quantisation is not supported here.
+def check_quantization(name: str, device: torch.device, dtype: torch.dtype | None, has_kernels: bool) -> None:
+    """Raise StartupError if quantisation while loading is not supported here.
 
     Args:
+        name: of the quantisation.
         dtype: the requested dtype; None if none was requested.
         has_kernels: whether the CPU kernels are loaded.
     """
     if device.type != "cpu":
-        raise StartupError(f"--quantization int8 is for CPUs; this engine runs on {device}")
+        raise StartupError(f"--quantization {name} is for CPUs; this engine runs on {device}")
     if dtype == torch.float16:
-        raise StartupError("--quantization int8 goes with --dtype float32 or bfloat16, not with float16")
+        raise StartupError(f"--quantization {name} goes with --dtype float32 or bfloat16, not with float16")
     if not has_kernels:
-        raise StartupError("--quantization int8 needs the CPU kernels: a C++ compiler or prebuilt ones, and no --attention torch")
+        raise StartupError(
+            f"--quantization {name} needs the CPU kernels: a C++ compiler or prebuilt ones, and no --attention torch"
+        )
+
+
+def check_gguf(name: str, device: torch.device, dtype: torch.dtype | None, *, has_kernels: bool) -> None:
+    """Raise UnsupportedModelError if GGUF files are not supported here. name: of the model; others as of `check_quantization`."""
+    if device.type != "cpu":
+        raise UnsupportedModelError(f"cannot serve {name}: GGUF files are for CPUs; this engine runs on {device}")
+    if dtype not in (None, torch.float32):
+        what = str(dtype).removeprefix("torch.")
+        raise UnsupportedModelError(f"cannot serve {name}: a GGUF file is computed in float32 and 8-bit integers, not in {what}")
+    if not has_kernels:
+        why = "GGUF files need the CPU kernels: a C++ compiler or prebuilt ones, and no --attention torch"
+        raise UnsupportedModelError(f"cannot serve {name}: {why}")
 
 
 def cpu_computes_bfloat16() -> bool:

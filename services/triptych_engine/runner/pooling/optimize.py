@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from transformers.activations import GELUActivation
 
-from triptych_engine.runner.cpu.modules import LinearPart, OneDnnLinear, PackedLinear, SharedProduct
+from triptych_engine.runner.cpu.linear.layers import OneDnnLinear, PackedLinear
+from triptych_engine.runner.cpu.modules import LinearPart, SharedProduct
 from triptych_engine.runner.pooling.encoder_model import EncoderModel
 
 #: Names of the projections of queries, keys and values.

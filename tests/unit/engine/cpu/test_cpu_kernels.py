@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.drivers.attention import TOLERANCE
 from triptych_engine.runner.cpu.kernels import CpuKernels
+from triptych_engine.runner.quantization.formats import Q8, quantize_rows
 
 
 @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
@@ -54,11 +55,10 @@ def test_linear(emulating: Callable[[str], CpuKernels], rows: int, in_features: 
 def test_a_weight_that_is_not_dense_is_packed_all_the_same(kernels: CpuKernels):
     for size in range(20, 120):
         weight = torch.randn(size, 30, generator=torch.Generator().manual_seed(size))
-        for pack, dtype in ((kernels.pack_linear, torch.bfloat16), (kernels.pack_linear_int8, torch.float32)):
-            dense = weight.to(dtype)
-            across = dense.t().contiguous().t()
-            assert not across.is_contiguous()
-            assert torch.equal(pack(across), pack(dense))
+        dense = weight.bfloat16()
+        across = dense.t().contiguous().t()
+        assert not across.is_contiguous()
+        assert torch.equal(kernels.pack_linear(across), kernels.pack_linear(dense))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -96,13 +96,13 @@ def test_qk_norm_rope(kernels: CpuKernels, dtype: torch.dtype, head_dim: int, ro
 def test_threads_that_compute_at_once_do_not_write_to_each_others_workspace(kernels: CpuKernels):
     """Two engines in one process share the kernels, and calls release the GIL."""
     generator = torch.Generator().manual_seed(0)
-    packed = kernels.pack_linear_int8(torch.randn(300, 256, generator=generator))
+    packed = kernels.quant.pack(Q8, 300, 256, [quantize_rows(torch.randn(300, 256, generator=generator), Q8)])
     inputs = [torch.randn(64, 256, generator=generator) for _ in range(2)]
-    expected = [kernels.linear_int8(x, packed, None, 300) for x in inputs]
+    expected = [kernels.quant.linear(x, packed, None) for x in inputs]
 
     def num_wrong(index: int) -> int:
         torch.set_num_threads(1)
-        return sum(not torch.equal(kernels.linear_int8(inputs[index], packed, None, 300), expected[index]) for _ in range(1000))
+        return sum(not torch.equal(kernels.quant.linear(inputs[index], packed, None), expected[index]) for _ in range(1000))
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(num_wrong, range(2))) == [0, 0]

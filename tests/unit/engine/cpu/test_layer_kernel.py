@@ -12,11 +12,11 @@ from transformers import MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Conf
 from triptych_engine.runner import builder
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
-from triptych_engine.runner.cpu import modules
 from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.decoder_layer import FusedDecoderLayer
 from triptych_engine.runner.cpu.kernels import LINEAR_METHODS, CpuKernels
 from triptych_engine.runner.cpu.layer_kernel import LayerKernel
+from triptych_engine.runner.cpu.linear import packing
 from triptych_engine.runner.model_runner import ModelRunner
 from triptych_engine.runner.sampling.choice import SamplingMetadata
 
@@ -85,7 +85,7 @@ def test_a_bfloat16_layer_is_nearer_to_float32_as_one_kernel(
     exact = _logits(path, torch.float32, whole=False)
     monkeypatch.setattr(builder, "load_kernels", lambda: emulating(method))
     # On a CPU with bfloat16 instructions, kernels that do not use them would leave the products to oneDNN.
-    monkeypatch.setattr(modules, "cpu_computes_bfloat16", lambda: method != "fp32")
+    monkeypatch.setattr(packing, "cpu_computes_bfloat16", lambda: method != "fp32")
     parts, got = _logits(path, torch.bfloat16, whole=False), _logits(path, torch.bfloat16, whole=True)
     assert len(exact) == len(parts) == len(got) >= 12
     exact, parts, got = (torch.cat(logits) for logits in (exact, parts, got))
@@ -107,7 +107,7 @@ def test_an_activation_in_the_products_epilogue_is_the_activation(
 
     exact = load(torch.float32)
     monkeypatch.setattr(builder, "load_kernels", lambda: emulating(method))
-    monkeypatch.setattr(modules, "cpu_computes_bfloat16", lambda: method != "fp32")
+    monkeypatch.setattr(packing, "cpu_computes_bfloat16", lambda: method != "fp32")
     rounded = load(torch.bfloat16)
     layers = [module for module in rounded._model.model.modules() if isinstance(module, FusedDecoderLayer)]
     assert all(layer.kernel is not None for layer in layers)
@@ -142,7 +142,7 @@ def test_a_kernel_that_computes_something_else_is_given_up(
         return out
 
     monkeypatch.setattr(LayerKernel, "forward", wrong_beyond_few_rows)
-    monkeypatch.setattr(modules, "cpu_computes_bfloat16", lambda: False)  # on ARM, oneDNN would compute the products
+    monkeypatch.setattr(packing, "cpu_computes_bfloat16", lambda: False)  # on ARM, oneDNN would compute the products
     runner = build_runner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=torch.bfloat16))
     layers = [module for module in runner._model.model.modules() if isinstance(module, FusedDecoderLayer)]
     assert [layer.kernel for layer in layers] == [None, None]

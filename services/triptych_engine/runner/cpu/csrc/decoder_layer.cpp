@@ -3,7 +3,7 @@
 // (see linear.h), and the cache may be bf16.
 
 #include "elementwise.h"
-#include "linear/linear_int8.h"
+#include "linear/linear_quant.h"
 #include "attention/paged_attention.h"
 #include "stage_clock.h"
 
@@ -193,5 +193,5 @@ int64_t triptych_decoder_step_args_size() { return sizeof(DecoderStepArgs); }
   }
 DECODER_LAYERS(bf16, Bf16Format)
 DECODER_LAYERS(wide, WideFormat)
-DECODER_LAYERS(int8, Int8Format)
+DECODER_LAYERS(quant, MixedQuantFormat)
 }

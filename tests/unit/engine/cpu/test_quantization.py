@@ -29,11 +29,13 @@ from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.decoder_layer import FusedDecoderLayer
 from triptych_engine.runner.cpu.kernels import load_kernels
-from triptych_engine.runner.cpu.modules import Int8Linear, LinearPart
+from triptych_engine.runner.cpu.linear.quant import QuantLinear, UnquantizedLinear
+from triptych_engine.runner.cpu.modules import LinearPart
 from triptych_engine.runner.cpu.optimize import Quantized, optimize, quantize
 from triptych_engine.runner.model.loader import LoadedModel, check_parity, load_model
-from triptych_engine.runner.model.precision import check_int8
+from triptych_engine.runner.model.precision import check_quantization
 from triptych_engine.runner.model_runner import ModelRunner
+from triptych_engine.runner.quantization.formats import Q8
 from triptych_engine.settings import EngineSettings
 
 CPU = torch.device("cpu")
@@ -52,16 +54,16 @@ def loaded_logits(runner: ModelRunner) -> torch.Tensor:
     return runner.prompt_logits(runner._model.probe_token_ids.tolist(), num_chunks=2)
 
 
-def int8_layers(model: nn.Module) -> set[Int8Linear]:
+def quant_layers(model: nn.Module) -> set[QuantLinear]:
     parts = [module.product if isinstance(module, LinearPart) else module for module in model.modules()]
-    return {part for part in parts if isinstance(part, Int8Linear)}
+    return {part for part in parts if isinstance(part, QuantLinear)}
 
 
 def marked(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).to(dtype).eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION_NAME)
-    optimize(model, load_kernels(), *TRIAL, int8=True)
+    optimize(model, load_kernels(), *TRIAL, form=Q8)
     return model
 
 
@@ -107,7 +109,7 @@ def test_every_family_quantises_the_linear_layers_that_it_has(config: Pretrained
     runner = build_runner(a_config(path))
     left = [module for module in runner._model.model.modules() if type(module) is nn.Linear]
     assert not left
-    assert int8_layers(runner._model.model)
+    assert quant_layers(runner._model.model)
 
 
 def test_where_it_quantises_nothing_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -119,13 +121,14 @@ def test_where_it_quantises_nothing_it_says_so(tmp_path: Path, monkeypatch: pyte
 
 def test_what_is_quantised_takes_a_quarter_and_the_rest_is_let_go():
     model = marked(a_tiny_llama_config(hidden_size=256, intermediate_size=512))
-    layers = int8_layers(model)
-    given = [weakref.ref(layer._given[0].untyped_storage()) for layer in layers if layer._given is not None]
-    before = sum(layer._given[0].nbytes for layer in layers if layer._given is not None)
+    layers = quant_layers(model)
+    weights = [weight for layer in layers if isinstance(layer, UnquantizedLinear) for weight, _ in layer._given]
+    given, before = [weakref.ref(weight.untyped_storage()) for weight in weights], sum(weight.nbytes for weight in weights)
+    del weights
     done = quantize(model, *TRIAL)
-    assert done.num_layers == len(layers) == len(given) > 0
+    assert done.num_layers == len(layers) > 0
     assert done.bytes_before == before
-    kept = sum(layer.weight.nbytes for layer in layers if layer.weight is not None)
+    kept = sum(layer.packed.nbytes for layer in layers)
     assert done.bytes_after == kept < 0.27 * before
     assert not any(storage() for storage in given)
 
@@ -141,7 +144,7 @@ def test_the_log_says_how_many_layers_and_bytes(tmp_path: Path, caplog: pytest.L
 def test_structure_is_verified_with_the_weights_as_they_are():
     """Quantised products would hide small differences; before, nothing but rounding is allowed."""
     model = marked(a_tiny_llama_config())
-    assert all(layer.weight is None for layer in int8_layers(model))
+    assert all(layer.weight is None for layer in quant_layers(model))
     fused = [module for module in model.modules() if isinstance(module, FusedDecoderLayer)]
     assert len(fused) == 2
     assert all(layer.kernel is None for layer in fused)
@@ -177,8 +180,9 @@ def test_a_model_that_int8_moves_too_far_is_refused(tmp_path: Path, monkeypatch:
 
     def spoilt(model: PreTrainedModel, *trial: torch.Tensor):
         done = true(model, *trial)
-        for layer in int8_layers(model):
-            layer.weight.view(torch.uint8)[:, :64] = 255  # type: ignore[union-attr]
+        for layer in quant_layers(model):
+            for memory in layer.packed.memory:
+                memory.view(torch.uint8)[:, :64] = 63
         return done
 
     monkeypatch.setattr(builder, "quantize", spoilt)
@@ -190,12 +194,12 @@ def test_the_bound_for_int8_is_coarser_than_the_one_before_it(tmp_path: Path):
     path = save_random_model(tmp_path, a_tiny_llama_config())
     loaded: LoadedModel = load_model(path, "tiny", dtype=None, device=CPU, max_model_len=64)
     noisy = loaded.probe_logits + 0.1 * loaded.probe_logits.std() * torch.randn(loaded.probe_logits.shape)
-    check_parity(loaded, noisy, "tiny", quantized=True)
+    check_parity(loaded, noisy, "tiny", quantization="int8")
     with pytest.raises(UnsupportedModelError, match="on the paged cache"):
         check_parity(loaded, noisy, "tiny")
     for wrong in (loaded.probe_logits.roll(1, 0), loaded.probe_logits * float("nan")):
         with pytest.raises(UnsupportedModelError, match="quantised to int8"):
-            check_parity(loaded, wrong, "tiny", quantized=True)
+            check_parity(loaded, wrong, "tiny", quantization="int8")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +212,7 @@ def test_the_bound_for_int8_is_coarser_than_the_one_before_it(tmp_path: Path):
 )
 def test_where_nothing_computes_with_int8_it_is_refused(device: str, dtype: torch.dtype | None, has_kernels: bool, reason: str):
     with pytest.raises(StartupError, match=reason):
-        check_int8(torch.device(device), dtype, has_kernels)
+        check_quantization("int8", torch.device(device), dtype, has_kernels)
 
 
 def test_it_is_refused_before_the_model_is_read(tmp_path: Path):
@@ -221,4 +225,4 @@ def test_settings_know_two_ways():
     assert EngineSettings().quantization == "none"
     assert EngineSettings(quantization="int8").quantization == "int8"
     with pytest.raises(ValidationError, match="quantization"):
-        EngineSettings(quantization="int4")  # type: ignore[arg-type]
+        EngineSettings(quantization="int3")  # type: ignore[arg-type]

@@ -1,0 +1,455 @@
+// Linear layers with quantised weights. Inputs are quantised to 8 bits dynamically, with a scale per row and group of 32. So few rows
+// take as long as reading the weights, which are a half to a quarter of bfloat16's bytes, and many rows use integer instructions.
+//
+// All formats have unsigned weights: value * scale + minimum. The minimums' part of a result is minimum times the sum of a group's
+// inputs, which is known when the inputs are quantised.
+//
+// This file is compiled without contraction of products and sums, except for explicit `fma`. Integers are exact. So all instruction
+// sets give the same bits.
+
+#include "linear/linear_quant.h"
+
+#include <utility>
+
+#include "linear/quant_dot.h"
+#include "linear/quant_format.h"
+
+namespace triptych {
+namespace {
+
+typedef int8_t vb __attribute__((vector_size(kLanes)));
+constexpr float kLargest = 127;    // of a quantised input; -128 is not used, so the range is symmetric
+constexpr float kTiniest = 1e-30;  // groups without a larger value count as zero: for smaller x, 127 / x may not be finite
+constexpr uint32_t kInfinity = 0x7f800000, kMagnitude = 0x7fffffff;  // bits of floats; magnitudes have the same order as their bits
+
+// Rounds to the nearest integer, ties to even: the addition of 1.5 * 2^23 leaves it in the low bits of the mantissa. |x| < 2^22.
+inline vi round(vf x) { return (vi)(x + 12582912.0f) - 0x4b400000; }
+
+// a * b + c, rounded once.
+inline rf fma(rf a, rf b, rf c) {
+#if defined(__AVX512F__)
+  return (rf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (rf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  for (int i = 0; i < kRegisterLanes; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
+#endif
+}
+
+typedef int32_t rs __attribute__((vector_size(kRegisterLanes * 4)));
+inline rf to_floats(rs x) { return __builtin_convertvector(x, rf); }
+inline rf load_floats(const float* p) {
+  rf x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+
+// Register i of 16 numbers of fp16, as fp32.
+inline rf halves_at(const uint32_t* p, int i) {
+#if defined(__AVX512F__)
+  return (rf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__AVX2__)
+  return (rf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + i));
+#else
+  __fp16 h[kRegisterLanes];
+  std::memcpy(h, (const char*)p + i * sizeof h, sizeof h);
+  rf x;
+  for (int lane = 0; lane < kRegisterLanes; lane++) x[lane] = h[lane];
+  return x;
+#endif
+}
+
+// Register i of 16 bytes, as fp32.
+template <class Byte>
+inline rf bytes_at(const uint32_t* p, int i) {
+  typedef Byte Bytes __attribute__((vector_size(kRegisterLanes)));
+  Bytes bytes;
+  std::memcpy(&bytes, (const char*)p + i * kRegisterLanes, sizeof bytes);
+  return to_floats(__builtin_convertvector(bytes, rs));
+}
+
+// The scale and the minimum of a block, or of one part of one of its groups; of 16 outputs.
+struct ScaleAndMinimum {
+  rf scale[kRegisters], minimum[kRegisters];
+};
+
+// These fill structs of the caller: GCC copies a returned one in smaller pieces than it is read in afterwards, which stalls.
+template <class Format>
+inline void read_header(const uint32_t* block, ScaleAndMinimum& header) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kRegisters; i++) {
+    const rf scale = header.scale[i] = halves_at(block, i);
+    if constexpr (Format::kMinimum == Minimum::kHalf) header.minimum[i] = halves_at(block + kQuantPanel / 2, i);
+    else if constexpr (Format::kMinimum == Minimum::kZero) header.minimum[i] = -(scale * bytes_at<uint8_t>(block + kQuantPanel / 2, i));
+    else header.minimum[i] = scale * -float(1 << (Format::kBits - 1));
+  }
+}
+
+// Returns the header if the format has no scales within a block, else `scales`, filled.
+template <class Format>
+inline const ScaleAndMinimum& scales_at(const ScaleAndMinimum& header, const uint32_t* group, int part, ScaleAndMinimum& scales) {
+  if constexpr (Format::kScales == 0) return header;
+  const uint32_t* at = group + Format::kQuadWords + part * kQuantPanel / 4;
+#pragma GCC unroll 4
+  for (int i = 0; i < kRegisters; i++) {
+    if constexpr (Format::kHasMinimums) {  // the minimums are subtracted
+      scales.scale[i] = header.scale[i] * bytes_at<uint8_t>(at, i);
+      scales.minimum[i] = -(header.minimum[i] * bytes_at<uint8_t>(at + Format::kScales * kQuantPanel / 4, i));
+    } else {
+      const rf factor = bytes_at<int8_t>(at, i);
+      scales.scale[i] = header.scale[i] * factor, scales.minimum[i] = header.minimum[i] * factor;
+    }
+  }
+  return scales;
+}
+
+// Bits of the largest magnitude; those of a NaN are larger than all others.
+inline uint32_t largest_bits(const float* x, int64_t size) {
+  vi most = vi{};
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    const vi bits = (vi)load(x + i) & int32_t(kMagnitude);
+    most = bits > most ? bits : most;
+  }
+  uint32_t result = 0;
+  for (int lane = 0; lane < kLanes; lane++) result = std::max(result, uint32_t(most[lane]));
+  for (; i < size; i++) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, 4);
+    result = std::max(result, bits & kMagnitude);
+  }
+  return result;
+}
+
+// The scale of values with this largest magnitude; NaN if that is not finite, and 0 if all values count as zero.
+inline float scale_of(uint32_t largest) {
+  float x;
+  std::memcpy(&x, &largest, 4);
+  return largest >= kInfinity ? __builtin_nanf("") : x < kTiniest ? 0 : x / kLargest;
+}
+inline float inverse_of(float scale, uint32_t largest) {
+  float x;
+  std::memcpy(&x, &largest, 4);
+  return scale > 0 ? kLargest / x : 0;
+}
+
+// Half a group, quantised. Returns its sum.
+inline int32_t quantise_half(const float* x, float inverse, int8_t* q) {
+  const vi rounded = round(load(x) * inverse);
+  const vb bytes = __builtin_convertvector(rounded, vb);
+  std::memcpy(q, &bytes, sizeof bytes);
+  int32_t total = 0;
+  for (int lane = 0; lane < kLanes; lane++) total += rounded[lane];
+  return total;
+}
+
+// Rows that share a pass over a panel. Their sums, two weights and an input fit in the registers.
+#if defined(__AVX512F__)
+constexpr int kQuantRows = 8;
+#else
+constexpr int kQuantRows = 4;
+#endif
+// Rows that are multiplied by all panels of a thread before the next rows: their inputs stay in the L2 cache.
+constexpr int64_t kQuantRowBlock = 64;
+
+// The sums of R rows and a panel's outputs.
+template <int R>
+struct Sums {
+  rf of[R][kRegisters];
+
+  inline void begin(const float* bias) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+      for (int i = 0; i < kRegisters; i++) of[r][i] = bias ? load_floats(bias + i * kRegisterLanes) : rf{};
+  }
+  inline void end(const QuantPanel& panel, float* out, int64_t out_stride) const {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      if (panel.columns == kQuantPanel) std::memcpy(out + r * out_stride, of[r], sizeof of[r]);
+      else std::memcpy(out + r * out_stride, of[r], panel.columns * sizeof(float));
+    }
+  }
+};
+
+template <class Format, int R, int kPart>
+inline void add_part(const uint32_t* x, int64_t x_words, int64_t in, int64_t g, const uint32_t* group, const ScaleAndMinimum& header,
+                     Sums<R>& sums) {
+  PartSums<Format, R, kPart> part;
+  part.compute(x + g * kGroupQuads, x + PreparedRow::quad_words(in) + 2 * g * kGroupQuads, x_words, group);
+  ScaleAndMinimum own;
+  const ScaleAndMinimum& weights = scales_at<Format>(header, group, kPart, own);
+  const float* scales = (const float*)(x + PreparedRow::scales_at(in)) + 3 * g;
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) {
+    const float* scale = scales + r * x_words;
+    const float inputs = Format::kParts == 1 ? scale[1] + scale[2] : scale[1 + kPart];
+#pragma GCC unroll 4
+    for (int i = 0; i < kRegisters; i++) {
+      const rf products = to_floats((rs)part.sum[r][i]) * splat<rf>(scale[0]);
+      sums.of[r][i] = fma(splat<rf>(inputs), weights.minimum[i], fma(products, weights.scale[i], sums.of[r][i]));
+    }
+  }
+  if constexpr (kPart + 1 < Format::kParts) add_part<Format, R, kPart + 1>(x, x_words, in, g, group, header, sums);
+}
+
+// R rows of prepared inputs times one panel.
+template <class Format, int R>
+inline void quant_tile(const uint32_t* x, int64_t x_words, int64_t in, const QuantPanel& panel, const float* bias, float* out,
+                       int64_t out_stride) {
+  Sums<R> sums;
+  sums.begin(bias);
+  const int64_t groups = num_quant_groups(in);
+  for (int64_t begin = 0; begin < groups; begin += Format::kGroups) {
+    const uint32_t* block = panel.data + begin / Format::kGroups * Format::kBlockWords;
+    ScaleAndMinimum header;
+    read_header<Format>(block, header);
+    const int64_t end = std::min(begin + Format::kGroups, groups);
+    for (int64_t g = begin; g < end; g++) {
+      add_part<Format, R, 0>(x, x_words, in, g, block + Format::kHeaderWords + (g - begin) * Format::kGroupWords, header, sums);
+    }
+  }
+  sums.end(panel, out, out_stride);
+}
+
+template <class Format, int R>
+inline void quant_tiles(const uint32_t* x, int64_t x_words, int64_t rows, int64_t in, const QuantPanel& panel, const float* bias,
+                        float* out, int64_t out_stride) {
+  for (; rows >= R; rows -= R, x += R * x_words, out += R * out_stride) {
+    quant_tile<Format, R>(x, x_words, in, panel, bias, out, out_stride);
+  }
+  if constexpr (R > 1) {
+    if (rows) quant_tiles<Format, R / 2>(x, x_words, rows, in, panel, bias, out, out_stride);
+  }
+}
+
+// The weights of a panel's outputs for one group of inputs, as fp32.
+struct WideGroup {
+  float of[kQuantGroup][kQuantPanel];
+};
+
+template <class Format>
+inline void widen_group(const uint32_t* panel, int64_t g, WideGroup& wide) {
+  const uint32_t* block = panel + g / Format::kGroups * Format::kBlockWords;
+  const uint32_t* group = block + Format::kHeaderWords + g % Format::kGroups * Format::kGroupWords;
+  ScaleAndMinimum header;
+  read_header<Format>(block, header);
+  constexpr int kSize = kQuantGroup / Format::kParts;
+  for (int part = 0; part < Format::kParts; part++) {
+    ScaleAndMinimum own;
+    const ScaleAndMinimum& weights = scales_at<Format>(header, group, part, own);
+    for (int64_t n = part * kSize; n < (part + 1) * kSize; n++) {
+      int32_t q[kQuantPanel];
+      const vu values = values_at<Format>(group, int(n / 4), int(n % 4));
+      std::memcpy(q, &values, sizeof q);
+      for (int i = 0; i < kRegisters; i++) {
+        rs some;
+        std::memcpy(&some, q + i * kRegisterLanes, sizeof some);
+        const rf weight = to_floats(some) * weights.scale[i] + weights.minimum[i];
+        std::memcpy(wide.of[n] + i * kRegisterLanes, &weight, sizeof weight);
+      }
+    }
+  }
+}
+
+// R rows of inputs in fp32 times one panel.
+template <class Format, int R>
+void exact_tile(const float* x, int64_t x_stride, int64_t in, const QuantPanel& panel, const float* bias, float* out,
+                int64_t out_stride) {
+  Sums<R> sums;
+  sums.begin(bias);
+  WideGroup wide;
+  for (int64_t g = 0; g < num_quant_groups(in); g++) {
+    widen_group<Format>(panel.data, g, wide);
+    const int64_t size = std::min(kQuantGroup, in - g * kQuantGroup);
+    for (int64_t n = 0; n < size; n++) {
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int i = 0; i < kRegisters; i++) {
+          sums.of[r][i] = fma(splat<rf>(x[r * x_stride + g * kQuantGroup + n]), load_floats(wide.of[n] + i * kRegisterLanes), sums.of[r][i]);
+        }
+    }
+  }
+  sums.end(panel, out, out_stride);
+}
+
+// Writes the weights of one output, of all inputs, as fp32.
+template <class Format>
+void unpack_output(const uint32_t* panel, int64_t lane, int64_t in, float* out) {
+  for (int64_t g = 0; g < num_quant_groups(in); g++) {
+    WideGroup wide;
+    widen_group<Format>(panel, g, wide);
+    for (int64_t n = 0; n < std::min(kQuantGroup, in - g * kQuantGroup); n++) out[g * kQuantGroup + n] = wide.of[n][lane];
+  }
+}
+
+// What `triptych_quant_pack` takes: see there.
+struct Unpacked {
+  const uint8_t* values;
+  const uint16_t* scales;
+  const void* minimums;
+  const uint8_t *part_scales, *part_minimums;
+};
+
+// Packs the weights of one output into its lane of a zeroed panel.
+template <class Format>
+void pack_output(const Unpacked& given, int64_t row, int64_t in, uint32_t* panel, int64_t lane) {
+  const int64_t blocks = (in + Format::kBlock - 1) / Format::kBlock, groups = num_quant_groups(in);
+  for (int64_t b = 0; b < blocks; b++) {
+    uint32_t* block = panel + b * Format::kBlockWords;
+    ((uint16_t*)block)[lane] = given.scales[row * blocks + b];
+    if constexpr (Format::kMinimum == Minimum::kHalf) {
+      ((uint16_t*)(block + kQuantPanel / 2))[lane] = ((const uint16_t*)given.minimums)[row * blocks + b];
+    } else if constexpr (Format::kMinimum == Minimum::kZero) {
+      ((uint8_t*)(block + kQuantPanel / 2))[lane] = ((const uint8_t*)given.minimums)[row * blocks + b];
+    }
+  }
+  for (int64_t g = 0; g < groups; g++) {
+    uint32_t* group = panel + g / Format::kGroups * Format::kBlockWords + Format::kHeaderWords + g % Format::kGroups * Format::kGroupWords;
+    for (int64_t i = g * kQuantGroup; i < std::min(in, (g + 1) * kQuantGroup); i++) {
+      put_value<Format>(group + lane, int(i % kQuantGroup / 4), int(i % 4), given.values[row * in + i]);
+    }
+    uint8_t* scales = (uint8_t*)(group + Format::kQuadWords);
+    for (int64_t p = 0; p < Format::kScales; p++) {
+      scales[p * kQuantPanel + lane] = given.part_scales[(row * groups + g) * Format::kScales + p];
+      if constexpr (Format::kHasMinimums) {
+        scales[(Format::kScales + p) * kQuantPanel + lane] = given.part_minimums[(row * groups + g) * Format::kScales + p];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int64_t MixedQuantFormat::num_prepared_words(int64_t in_features) { return PreparedRow::num_words(in_features); }
+
+void MixedQuantFormat::prepare_row(const float* row, int64_t in_features, uint32_t* prepared) {
+  int8_t* q = (int8_t*)prepared;
+  float* scales = (float*)(prepared + PreparedRow::scales_at(in_features));
+  for (int64_t g = 0; g < num_quant_groups(in_features); g++, q += kQuantGroup, scales += 3) {
+    const int64_t begin = g * kQuantGroup, size = std::min(kQuantGroup, in_features - begin);
+    float padded[kQuantGroup] = {};
+    const float* x = row + begin;
+    if (size < kQuantGroup) {
+      std::memcpy(padded, x, size * sizeof(float));
+      x = padded;
+    }
+    const uint32_t largest = largest_bits(x, kQuantGroup);
+    scales[0] = scale_of(largest);
+    const float inverse = inverse_of(scales[0], largest);
+    if (scales[0] > 0) {
+      for (int half = 0; half < 2; half++) scales[1 + half] = scales[0] * float(quantise_half(x + half * kLanes, inverse, q + half * kLanes));
+    } else {
+      std::memset(q, 0, kQuantGroup);
+      scales[1] = scales[2] = scales[0];  // zero or NaN
+    }
+    if (!kDotsBytes) {
+      int16_t* pairs = (int16_t*)(prepared + PreparedRow::quad_words(in_features)) + begin;
+      for (int64_t k = 0; k < kGroupQuads; k++) {
+        const int8_t* quad = q + 4 * k;
+        pairs[4 * k] = quad[0], pairs[4 * k + 1] = quad[2], pairs[4 * k + 2] = quad[1], pairs[4 * k + 3] = quad[3];
+      }
+    }
+  }
+}
+
+void MixedQuantFormat::linear_shared(const float*, int64_t, const uint32_t* prepared, const PackedWeight& w, float* out, int64_t rows) {
+  const QuantPanel* panels = (const QuantPanel*)w.weight;
+  const int64_t words = num_prepared_words(w.in_features);
+  for (int64_t row = 0; row < rows; row += kQuantRowBlock) {
+    const int64_t num_rows = std::min(kQuantRowBlock, rows - row);
+    // Four adjacent panels at a time: reading is fastest in long runs.
+#pragma omp for schedule(dynamic, 4) nowait
+    for (int64_t p = 0; p < w.num_quant_panels; p++) {
+      const QuantPanel& panel = panels[p];
+      with_quant_format(panel.format, [&](auto format) {
+        quant_tiles<decltype(format), kQuantRows>(prepared + row * words, words, num_rows, w.in_features, panel,
+                                                  w.bias ? w.bias + p * kQuantPanel : nullptr,
+                                                  out + row * w.out_features + panel.first, w.out_features);
+      });
+    }
+  }
+}
+
+}  // namespace triptych
+
+using namespace triptych;
+
+extern "C" {
+
+// Outputs of a panel; 32-bit words of a panel in a format; of a prepared row.
+int32_t triptych_quant_panel() { return int32_t(kQuantPanel); }
+int64_t triptych_quant_panel_words(int32_t format, int64_t in_features) {
+  return with_quant_format(format, [&](auto f) { return decltype(f)::panel_words(in_features); });
+}
+int64_t triptych_quant_row_words(int64_t in_features) { return MixedQuantFormat::num_prepared_words(in_features); }
+
+// Packs rows of a weight: out_features of them, the last panel padded with zeros. values: [out, in], one byte each; scales: [out,
+// blocks] fp16; minimums: [out, blocks], fp16 or bytes or null; part_scales, part_minimums: [out, groups, scales of a group] bytes, or
+// null; all dense. packed: [ceil(out / panel), panel_words].
+void triptych_quant_pack(int32_t format, const uint8_t* values, const uint16_t* scales, const void* minimums,
+                         const uint8_t* part_scales, const uint8_t* part_minimums, uint32_t* packed, int64_t out_features,
+                         int64_t in_features) {
+  const Unpacked given{values, scales, minimums, part_scales, part_minimums};
+  with_quant_format(format, [&](auto f) {
+    using Format = decltype(f);
+    const int64_t num_panels = (out_features + kQuantPanel - 1) / kQuantPanel, words = Format::panel_words(in_features);
+#pragma omp parallel for schedule(static)
+    for (int64_t p = 0; p < num_panels; p++) {
+      std::memset(packed + p * words, 0, words * 4);
+      for (int64_t row = p * kQuantPanel; row < std::min(out_features, (p + 1) * kQuantPanel); row++) {
+        pack_output<Format>(given, row, in_features, packed + p * words, row % kQuantPanel);
+      }
+    }
+  });
+}
+
+// Weights of some outputs of a table of panels, in any order, as fp32: out: [count, in]. No panel but the last may be padded.
+void triptych_quant_unpack(const void* panels, const int64_t* outputs, int64_t count, int64_t in_features, float* out) {
+#pragma omp parallel for schedule(static) if (count > 16)
+  for (int64_t i = 0; i < count; i++) {
+    const QuantPanel& panel = ((const QuantPanel*)panels)[outputs[i] / kQuantPanel];
+    with_quant_format(panel.format, [&](auto f) {
+      unpack_output<decltype(f)>(panel.data, outputs[i] % kQuantPanel, in_features, out + i * in_features);
+    });
+  }
+}
+
+// out = x weight^T + bias in fp32: x is not quantised, and needs no workspace. Arguments as of triptych_linear_quant.
+void triptych_linear_quant_exact(const float* x, int64_t x_stride, const void* panels, int64_t num_panels, const float* bias, float* out,
+                                 int64_t rows, int64_t out_features, int64_t in_features) {
+#pragma omp parallel for schedule(dynamic, 4)
+  for (int64_t p = 0; p < num_panels; p++) {
+    const QuantPanel& panel = ((const QuantPanel*)panels)[p];
+    with_quant_format(panel.format, [&](auto f) {
+      const float* some = bias ? bias + p * kQuantPanel : nullptr;
+      int64_t r = 0;
+      for (; r + kQuantRows <= rows; r += kQuantRows) {
+        exact_tile<decltype(f), kQuantRows>(x + r * x_stride, x_stride, in_features, panel, some, out + r * out_features + panel.first,
+                                            out_features);
+      }
+      for (; r < rows; r++) {
+        exact_tile<decltype(f), 1>(x + r * x_stride, x_stride, in_features, panel, some, out + r * out_features + panel.first,
+                                   out_features);
+      }
+    });
+  }
+}
+
+// out = x weight^T + bias. x: [rows, in], rows x_stride apart; panels: a table of them; out: [rows, out], dense; bias: [panels * panel]
+// or null; workspace: [rows, row_words] words. A row with a value that is not finite has NaN in all outputs.
+void triptych_linear_quant(const float* x, int64_t x_stride, const void* panels, int64_t num_panels, const float* bias, float* out,
+                           uint32_t* workspace, int64_t rows, int64_t out_features, int64_t in_features) {
+  const PackedWeight w{(const uint32_t*)panels, bias, in_features, out_features, num_panels};
+#pragma omp parallel
+  {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+      MixedQuantFormat::prepare_row(x + r * x_stride, in_features, workspace + r * MixedQuantFormat::num_prepared_words(in_features));
+    }
+    MixedQuantFormat::linear_shared(x, x_stride, workspace, w, out, rows);
+  }
+}
+}

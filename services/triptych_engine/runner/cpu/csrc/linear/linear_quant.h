@@ -1,0 +1,19 @@
+// Products with quantised weights, see linear_quant.cpp.
+#pragma once
+
+#include "linear/linear.h"
+
+namespace triptych {
+
+// A format as described in linear.h. The weight of a product is a table of panels (quant_layout.h), which may differ in their format:
+// a prepared row suits all of them. Its functions are compiled in a separate file, without contraction of products and sums into one
+// rounding, so that all instruction sets give the same numbers.
+struct MixedQuantFormat : NoGates {
+  static constexpr bool kRounds = false;
+  static int64_t num_prepared_words(int64_t in_features);
+  static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared);
+  static void linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
+                            int64_t rows);
+};
+
+}  // namespace triptych
