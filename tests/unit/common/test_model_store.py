@@ -31,7 +31,10 @@ def test_a_fetched_built_in_model_is_in_the_cache() -> None:
     ("model", "message"),
     [
         ("smollm2-135m-instruct", "was not fetched yet; run: triptych fetch smollm2-135m-instruct"),
-        ("no-such-model", r"neither a directory nor a built-in name nor a hub id \(org/name\); known built-in names: .*smollm2"),
+        (
+            "no-such-model",
+            r"neither a directory nor a GGUF file nor a built-in name nor a hub id \(org/name\); known built-in names: .*smollm2",
+        ),
         ("./nowhere/model", "neither a directory"),
         ("org/name/more", "neither a directory"),
         ("org/a--b", "cannot get org/a--b from the hub"),

@@ -135,7 +135,7 @@ def test_a_damaged_index_is_named(sharded: Path) -> None:
         check_weight_files(sharded)
 
 
-@pytest.mark.parametrize(("name", "message"), [("m.Q4_K_M.gguf", "GGUF files are not served"), ("README.md", "no weights")])
+@pytest.mark.parametrize(("name", "message"), [("m.Q4_K_M.gguf", r"m\.Q4_K_M\.gguf is damaged"), ("README.md", "no weights")])
 def test_a_directory_without_weights_is_told(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"GGUF")
     with pytest.raises(StartupError, match=message):

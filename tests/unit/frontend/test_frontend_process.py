@@ -49,7 +49,7 @@ def test_torch_cannot_be_forbidden_too_late() -> None:
 @pytest.mark.parametrize(
     ("args", "environment", "message"),
     [
-        (["--model", "no/such/model"], {}, "neither a directory nor a built-in name"),
+        (["--model", "no/such/model"], {}, "neither a directory nor a GGUF file nor a built-in name"),
         (["--port", "70000"], {}, "port"),
         (["--max-model-len", "100000"], {}, "max_model_len 100000"),
         ([], {"TRIPTYCH_FRONTEND_MODLE": "x"}, "TRIPTYCH_FRONTEND_MODLE"),
