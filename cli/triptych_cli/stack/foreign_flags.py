@@ -55,7 +55,10 @@ def _note(why: str, *, takes_value: bool = True) -> ForeignFlag:
 
 _DTYPES = {"half": "float16", "float": "float32"}
 _LEVELS = {"trace": "DEBUG", "debug": "DEBUG", "info": "INFO", "warning": "WARNING", "error": "ERROR", "critical": "ERROR"}
-_NO_CHECKPOINT = "of checkpoints that are quantised already, GGUF files are served; --quantization int8 or int4 quantises a plain one as it is loaded"
+_NO_CHECKPOINT = (
+    "what a checkpoint's weights are quantised with is read from its config.json; "
+    "--quantization int8 or int4 quantises a plain one as it is loaded"
+)
 _TENSOR_PARALLEL = "an engine computes on one device; --engines N starts N engines, each with the whole model"
 _MAX_MODEL_LEN = _to("max-model-len", is_count=True, neutral=("auto", "-1"))
 _MAX_NUM_SEQS = _to("engine.max-num-seqs")

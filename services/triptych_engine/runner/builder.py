@@ -10,7 +10,6 @@ from dataclasses import replace
 import torch
 from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.pooling import PoolingModel
-from triptych_common.model.weights import gguf_file
 
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner.backends import choose_backend
@@ -90,8 +89,6 @@ def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
     form = ON_THE_FLY.get(config.quantization)
     if form is not None:
         check_quantization(config.quantization, config.device, config.dtype, kernels is not None)
-    if form is not None and gguf_file(config.model_path) is not None:
-        raise StartupError(f"--quantization {config.quantization} does not go with a GGUF file: its weights are quantised already")
     model = load_model(
         config.model_path,
         config.model_name,
@@ -101,6 +98,9 @@ def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
         generates=config.pooling is None,
         quantized_modules=None if kernels is None else CpuQuantizedModules(kernels.quant),
     )
+    if form is not None and model.is_quantized:
+        why = "its weights are quantised already"
+        raise StartupError(f"{config.model_name} cannot be served with --quantization {config.quantization}: {why}")
     optimize(model.model, kernels, *_trial(config, model), form=form, batch_invariant=config.batch_invariant)
     gc.collect()
     traits = media_traits(model.model, model.config, model.num_position_axes)
@@ -202,7 +202,7 @@ def _quantize(runner: ModelRunner, parts: RunnerParts) -> None:
     if not done.num_layers and not model.is_quantized:
         raise StartupError(f"--quantization {quantization} supports no layer of this model")
     gc.collect()
-    name = "GGUF" if model.is_quantized else quantization
+    name = "checkpoint" if model.is_quantized else quantization
     if model.is_quantized:
         log.info("%d quantised linear layers: %.0f MB", done.num_layers, done.bytes_after / 1e6)
     else:

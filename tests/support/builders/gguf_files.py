@@ -9,9 +9,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from support.builders.engine import a_tiny_llama_config
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 from triptych_engine.runner.quantization.gguf_blocks import BLOCK_TYPES
+
+from support.builders.engine import a_tiny_llama_config
 
 #: Places of numbers in fp16 in a block.
 _HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}

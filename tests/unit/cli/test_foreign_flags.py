@@ -81,7 +81,7 @@ def test_a_flag_becomes_an_option_of_serve(args: list[str], ours: list[str]) -> 
         (["-tp", "2"], "-tp is not supported: an engine"),
         (["--trust-remote-code"], "--trust-remote-code is not supported: code of checkpoints is never run"),
         (["--limit-mm-per-prompt", '{"image": 4}'], "use --frontend.max-media-items N"),
-        (["--quantization", "awq"], "--quantization awq is not supported: checkpoints that are quantised already"),
+        (["--quantization", "awq"], "--quantization awq is not supported: what a checkpoint's weights are quantised with is read"),
         (["--seed", "42"], '"seed" in its body'),
         (["--hf-token", "hf_secret"], "set HF_TOKEN"),
         (["--no-enable-chunked-prefill"], "prompts are always computed in chunks"),

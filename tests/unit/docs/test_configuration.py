@@ -39,7 +39,7 @@ def test_types_ranges_and_defaults(page: str) -> None:
     assert row(page, "TRIPTYCH_<SERVICE>_MAX_MEDIA_BYTES")[2:4] == ["bytes, at most 32 MiB", "20 MiB"]
     assert row(page, "TRIPTYCH_ENGINE_MAX_NUM_SEQS")[2:4] == ["int, 1 to 4096", "256"]
     assert row(page, "TRIPTYCH_ENGINE_MAX_STEP_MS")[2:4] == ["float, above 0", "70"]
-    assert row(page, "TRIPTYCH_ENGINE_QUANTIZATION")[2:4] == ["`none` or `int8`", "`none`"]
+    assert row(page, "TRIPTYCH_ENGINE_QUANTIZATION")[2:4] == ["`none` or `int8` or `int4`", "`none`"]
     assert row(page, "TRIPTYCH_GATEWAY_ACCESS_LOG")[2:4] == ["bool", "on"]
     assert row(page, "TRIPTYCH_GATEWAY_API_KEY")[2:4] == ["secret", ""]
 

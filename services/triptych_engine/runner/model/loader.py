@@ -24,9 +24,10 @@ from triptych_common.model.weights import check_weight_files, gguf_file
 
 from triptych_engine.runner.attention.paged import ATTENTION_NAME, AttentionBackend, LayerObserver, LayerShape, attending
 from triptych_engine.runner.model.loading_info import check_loaded
-from triptych_engine.runner.model.precision import check_gguf, compute_dtype
+from triptych_engine.runner.model.precision import check_quantized, compute_dtype
 from triptych_engine.runner.model.refusals import check_supported, is_multimodal
 from triptych_engine.runner.model.towers import language_model_only
+from triptych_engine.runner.quantization.checkpoints import load_quantized, quantization_of
 from triptych_engine.runner.quantization.gguf import load_gguf
 from triptych_engine.runner.quantization.tensor import QuantizedModules
 
@@ -35,8 +36,9 @@ log = logging.getLogger(__name__)
 NUM_PROBE_TOKENS = 24
 #: Quantisation -> required similarity between the logits of the quantised model and of the model as it is, on average over the
 #: probe's tokens: in a mixture of experts, single tokens can go to another expert. With int8, tiny random models reach 0.997 and
-#: more, SmolLM2-135M 0.9999. Of a GGUF file only the layers' inputs are quantised here: it is compared with its own weights.
-_SIMILARITIES = {"int8": 0.99, "int4": 0.9, "GGUF": 0.99}
+#: more, SmolLM2-135M 0.9999. Of a checkpoint that is quantised, only the layers' inputs are quantised here: it is compared with its
+#: own weights.
+_SIMILARITIES = {"int8": 0.99, "int4": 0.9, "checkpoint": 0.99}
 
 
 @dataclass(slots=True)
@@ -150,8 +152,10 @@ def load_model(
     check_supported(config, name, max_model_len)
     check_weight_files(path)
     checkpoint: torch.dtype = getattr(torch, checkpoint_dtype(path))
-    if (gguf := gguf_file(path)) is not None:
-        check_gguf(name, device, dtype, has_kernels=quantized_modules is not None)
+    gguf = gguf_file(path)
+    is_quantized = gguf is not None or quantization_of(config) is not None
+    if is_quantized:
+        check_quantized(name, device, dtype, has_kernels=quantized_modules is not None)
         dtype = torch.float32
     if dtype is None:
         dtype = compute_dtype(checkpoint, device)
@@ -159,6 +163,8 @@ def load_model(
             log.info("computing in %s: this CPU has no instructions for the checkpoint's %s", dtype, checkpoint)
     if gguf is not None and quantized_modules is not None:
         model = load_gguf(gguf, _model_class(config), config, quantized_modules)
+    elif is_quantized and quantized_modules is not None:
+        model = load_quantized(path, _model_class(config), config, quantized_modules)
     else:
         model = _from_safetensors(path, name, config, dtype, generates)
     model = model.eval().requires_grad_(False).to(device)
@@ -175,7 +181,7 @@ def load_model(
         vocab_size=reference.shape[-1],
         num_position_axes=_num_position_axes(config),
         first_position=1 if config.model_type == "paligemma" else 0,
-        is_quantized=gguf is not None,
+        is_quantized=is_quantized,
         picks_logits="logits_to_keep" in inspect.signature(type(model).forward).parameters or not is_multimodal(config),
         probe_token_ids=probe,
         probe_logits=reference,
@@ -246,7 +252,7 @@ def check_parity(
     Args:
         logits: [num_probe_tokens, vocab] of the probe on the paged path.
         cache_dtype: dtype of keys and values; by default the model's.
-        quantization: int8, int4 or GGUF if the logits come from the quantised model, which has passed this check before.
+        quantization: int8, int4 or checkpoint if the logits come from the quantised model, which has passed this check before.
 
     Raises:
         UnsupportedModelError: they differ by more than rounding, or a useful quantisation, can explain.
@@ -257,7 +263,7 @@ def check_parity(
     required = _SIMILARITIES.get(quantization, 0.9999 if is_exact else 0.99)
     if not similarity >= required:
         where, remedy = "on the paged cache", ""
-        if quantization == "GGUF":
+        if quantization == "checkpoint":
             where = "with inputs of 8 bits"
         elif quantization != "none":
             where, remedy = f"quantised to {quantization}", "; it can be served without --quantization"

@@ -56,15 +56,22 @@ def check_quantization(name: str, device: torch.device, dtype: torch.dtype | Non
         )
 
 
-def check_gguf(name: str, device: torch.device, dtype: torch.dtype | None, *, has_kernels: bool) -> None:
-    """Raise UnsupportedModelError if GGUF files are not supported here. name: of the model; others as of `check_quantization`."""
+def check_quantized(name: str, device: torch.device, dtype: torch.dtype | None, *, has_kernels: bool) -> None:
+    """Raise UnsupportedModelError if quantised checkpoints are not supported here.
+
+    name: of the model; the others as of `check_quantization`.
+    """
     if device.type != "cpu":
-        raise UnsupportedModelError(f"cannot serve {name}: GGUF files are for CPUs; this engine runs on {device}")
+        raise UnsupportedModelError(
+            f"cannot serve {name}: checkpoints that are quantised are for CPUs; this engine runs on {device}"
+        )
     if dtype not in (None, torch.float32):
         what = str(dtype).removeprefix("torch.")
-        raise UnsupportedModelError(f"cannot serve {name}: a GGUF file is computed in float32 and 8-bit integers, not in {what}")
+        raise UnsupportedModelError(
+            f"cannot serve {name}: a checkpoint that is quantised is computed in float32 and 8-bit integers, not in {what}"
+        )
     if not has_kernels:
-        why = "GGUF files need the CPU kernels: a C++ compiler or prebuilt ones, and no --attention torch"
+        why = "checkpoints that are quantised need the CPU kernels: a C++ compiler or prebuilt ones, and no --attention torch"
         raise UnsupportedModelError(f"cannot serve {name}: {why}")
 
 

@@ -9,6 +9,8 @@ from transformers.models.auto.modeling_auto import (
 )
 from triptych.errors import UnsupportedModelError
 
+from triptych_engine.runner.quantization.checkpoints import quantization_of, unsupported_quantization
+
 _ATTENTION_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
@@ -34,8 +36,10 @@ def _reason(config: PretrainedConfig, max_model_len: int) -> str | None:
         return "it is an encoder-decoder model; only decoder-only models are served"
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not is_multimodal(config):
         return "transformers has no causal language model for it"
-    if getattr(config, "quantization_config", None) is not None:
-        return "its weights are quantised, which is not supported"
+    if (reason := unsupported_quantization(config)) is not None:
+        return reason
+    if quantization_of(config) is not None and is_multimodal(config):
+        return "its weights are quantised, which is supported for text models only"
     return _layer_reason(text, max_model_len) or _rope_reason(text, max_model_len)
 
 

@@ -48,7 +48,8 @@ Q4_NESTED = QuantFormat("q4-nested", 5, 4, 256, "half", 1)
 Q5_NESTED = QuantFormat("q5-nested", 6, 5, 256, "half", 1)
 Q6_NESTED = QuantFormat("q6-nested", 7, 6, 256, "offset", 2)
 Q4_ZERO = QuantFormat("q4-zero", 8, 4, 128, "zero")
-FORMATS = (Q4, Q4_MIN, Q5, Q5_MIN, Q8, Q4_NESTED, Q5_NESTED, Q6_NESTED, Q4_ZERO)
+Q4_ZERO_32 = QuantFormat("q4-zero-32", 9, 4, 32, "zero")
+FORMATS = (Q4, Q4_MIN, Q5, Q5_MIN, Q8, Q4_NESTED, Q5_NESTED, Q6_NESTED, Q4_ZERO, Q4_ZERO_32)
 
 #: What `--quantization` makes of weights while they are loaded.
 ON_THE_FLY = {"int8": Q8, "int4": Q4}

@@ -162,7 +162,7 @@ def test_rows_come_in_portions(form: QuantFormat, kernels: CpuKernels):
 #: Bits per weight of the same weights in a GGUF file, or in a checkpoint with groups of 128.
 FILE_BITS = {
     "q4": 4.5, "q4-min": 5, "q5": 5.5, "q5-min": 6, "q8": 8.5, "q4-nested": 4.5, "q5-nested": 5.5, "q6-nested": 6.5625,
-    "q4-zero": 4 + 20 / 128,
+    "q4-zero": 4 + 20 / 128, "q4-zero-32": 4 + 20 / 32,
 }  # fmt: skip
 
 

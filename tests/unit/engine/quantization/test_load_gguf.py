@@ -127,8 +127,8 @@ def test_what_is_wrong_is_named_with_its_tensor(tmp_path: Path):
             load(tmp_path)
 
     down = "blk.1.ffn_down.weight"
-    refused(StartupError, r"lacks 1 weights of the model, e\.g\. model\.layers\.1\.mlp\.down_proj\.weight", without(down))
-    refused(StartupError, "lacks 1 weights of the model, e.g. model.norm.weight", without("output_norm.weight"))
+    refused(StartupError, r"lacks 1 weights, e\.g\. model\.layers\.1\.mlp\.down_proj\.weight", without(down))
+    refused(StartupError, r"lacks 1 weights, e\.g\. model\.norm\.weight", without("output_norm.weight"))
     renamed = lambda name, *rest: ("blk.1.ffn_mystery.weight" if name == down else name, *rest)  # noqa: E731
     refused(UnsupportedModelError, r"does not know, e\.g\. blk\.1\.ffn_mystery\.weight", renamed)
     shorter = lambda name, data, kind: (name, data[:-1] if name == down else data, kind)  # noqa: E731

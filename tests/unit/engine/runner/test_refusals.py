@@ -46,7 +46,7 @@ CPU = torch.device("cpu")
             512,
             "dynamic rope depends",
         ),
-        (a_tiny_llama_config(quantization_config={"quant_method": "gptq"}), 128, "quantised"),
+        (a_tiny_llama_config(quantization_config={"quant_method": "exl3"}), 128, "quantised by 'exl3'"),
     ],
 )
 def test_the_configuration_tells(config: PretrainedConfig, max_model_len: int, reason: str):

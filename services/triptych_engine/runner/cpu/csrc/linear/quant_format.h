@@ -17,9 +17,8 @@ inline auto with_quant_format(int32_t format, const Visit& visit) {
     case 5: return visit(QuantFormat<4, 256, Minimum::kHalf, 1>{});  // Q4_K
     case 6: return visit(QuantFormat<5, 256, Minimum::kHalf, 1>{});  // Q5_K
     case 7: return visit(QuantFormat<6, 256, Minimum::kOffset, 2>{});  // Q6_K
-    default: return visit(QuantFormat<4, 128, Minimum::kZero>{});    // GPTQ, AWQ and compressed-tensors with groups of 128 or more
+    case 8: return visit(QuantFormat<4, 128, Minimum::kZero>{});     // GPTQ, AWQ and compressed-tensors: groups of 128 or more
+    default: return visit(QuantFormat<4, 32, Minimum::kZero>{});     // smaller groups
   }
 }
-constexpr int32_t kNumQuantFormats = 9;
-
 }  // namespace triptych

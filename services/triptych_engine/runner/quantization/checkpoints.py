@@ -1,0 +1,142 @@
+"""Reads checkpoints in safetensors whose weights are quantised, tensor by tensor: GPTQ, AWQ, compressed-tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import PretrainedConfig, PreTrainedModel
+from triptych.errors import StartupError, UnsupportedModelError
+from triptych_common.model.weights import weight_files
+
+from triptych_engine.runner.quantization.filling import empty_model, fill_model
+from triptych_engine.runner.quantization.packed_int import PackedWeight, read_awq, read_compressed, read_gptq
+from triptych_engine.runner.quantization.tensor import QuantizedModules, QuantizedTensor
+
+#: Formats of compressed-tensors that are read.
+_COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
+
+
+def quantization_of(config: PretrainedConfig) -> dict[str, Any] | None:
+    """The `quantization_config` of a model; None if its weights are not quantised."""
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        return None
+    return dict(found) if isinstance(found, Mapping) else dict(found.to_dict())
+
+
+def unsupported_quantization(config: PretrainedConfig) -> str | None:
+    """Why a model's quantisation is not supported, in one line; None if it is, or if there is none."""
+    found = quantization_of(config)
+    if found is None:
+        return None
+    method = found.get("quant_method")
+    if method == "gptq":
+        return None if found.get("bits") in (4, 8) else f"its GPTQ weights have {found.get('bits')} bits; 4 and 8 are supported"
+    if method == "awq":
+        version = str(found.get("version", "gemm")).lower()
+        if version != "gemm":
+            return f"its AWQ weights are packed for {version!r}; 'gemm' is supported"
+        return None if found.get("bits") == 4 else f"its AWQ weights have {found.get('bits')} bits; 4 are supported"
+    if method == "compressed-tensors":
+        return _unsupported_groups(found)
+    return f"its weights are quantised by {method!r}; supported are gptq, awq, compressed-tensors with integers, and GGUF files"
+
+
+def _unsupported_groups(config: Mapping[str, Any]) -> str | None:
+    for group in config.get("config_groups", {}).values():
+        weights, form = group.get("weights") or {}, group.get("format") or config.get("format")
+        if weights.get("type") != "int" or weights.get("num_bits") not in (4, 8) or form not in _COMPRESSED_FORMATS:
+            what = f"{form} with {weights.get('num_bits')} bits of {weights.get('type')}"
+            return f"its weights are quantised by compressed-tensors as {what}; 4 and 8 bits of int are supported"
+    return None
+
+
+def load_quantized(path: Path, cls: type[PreTrainedModel], config: PretrainedConfig, modules: QuantizedModules) -> PreTrainedModel:
+    """A model in float32 whose quantised layers are made by `modules`.
+
+    Raises:
+        UnsupportedModelError: a layer is quantised in a way that is not supported.
+        StartupError: the checkpoint does not fit its configuration, or lacks weights.
+    """
+    model = empty_model(cls, config)
+    source = _SafetensorsSource(path, quantization_of(config) or {})
+    fill_model(model, source, modules, path)
+    return model
+
+
+class _SafetensorsSource:
+    """The tensors of a checkpoint by the names of the model's parameters, see `WeightSource`."""
+
+    def __init__(self, path: Path, quantization: Mapping[str, Any]) -> None:
+        self._path, self._quantization = path, quantization
+        self._files = {name: handle for file in weight_files(path) for handle in [_open(file)] for name in _names(handle)}
+
+    def has(self, name: str) -> bool:
+        return name in self._files
+
+    def quantized(self, name: str, shape: tuple[int, int]) -> QuantizedTensor | None:
+        layer = name.removesuffix(".weight")
+        packed = self._packed(layer)
+        if packed is None:
+            return None
+        if packed.values.shape != shape:
+            raise self._misfit(layer, tuple(packed.values.shape), shape)
+        return packed.tensor(layer)
+
+    def plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
+        tensor = self._read(name)
+        if tensor is None:
+            return None
+        if tuple(tensor.shape) != shape:
+            raise self._misfit(name, tuple(tensor.shape), shape)
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            raise UnsupportedModelError(
+                f"{name} in {self._path} is {str(tensor.dtype).removeprefix('torch.')}, which is not supported"
+            )
+        return tensor.float()
+
+    def _packed(self, layer: str) -> PackedWeight | None:
+        def read(part: str) -> torch.Tensor | None:
+            return self._read(f"{layer}.{part}")
+
+        method = self._quantization["quant_method"]
+        if method == "compressed-tensors":
+            weights = _weights_of(layer, self._quantization)
+            return None if weights is None else read_compressed(read, weights, layer)
+        readers: dict[str, Any] = {"gptq": read_gptq, "awq": read_awq}
+        return readers[method](read, self._quantization, layer)
+
+    def _read(self, name: str) -> torch.Tensor | None:
+        handle = self._files.get(name)
+        return None if handle is None else handle.get_tensor(name)
+
+    def _misfit(self, name: str, stored: tuple[int, ...], expected: tuple[int, ...]) -> StartupError:
+        why = f"{name} has the shape {list(stored)}, not {list(expected)}"
+        return StartupError(f"the weights in {self._path} do not fit its config.json: {why}")
+
+
+def _open(file: Path) -> Any:
+    return safe_open(file, framework="pt")
+
+
+def _names(handle: Any) -> list[str]:
+    return list(handle.keys())
+
+
+def _weights_of(layer: str, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """How compressed-tensors quantised a layer's weights; None if it did not."""
+    if any(_matches(layer, pattern) for pattern in config.get("ignore") or ()):
+        return None
+    for group in config.get("config_groups", {}).values():
+        if any(target == "Linear" or _matches(layer, target) for target in group.get("targets", ())):
+            return group.get("weights")
+    return None
+
+
+def _matches(layer: str, pattern: str) -> bool:
+    return re.match(pattern.removeprefix("re:"), layer) is not None if pattern.startswith("re:") else layer == pattern

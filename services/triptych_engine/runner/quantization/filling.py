@@ -1,0 +1,86 @@
+"""Fills a model whose parameters have no memory yet from a checkpoint with quantised weights, tensor by tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from accelerate import init_empty_weights
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+from triptych.errors import StartupError, UnsupportedModelError
+
+from triptych_engine.runner.quantization.tensor import QuantizedModules, QuantizedTensor
+
+
+class WeightSource(Protocol):
+    """The tensors of a checkpoint, by the names of the model's parameters."""
+
+    def quantized(self, name: str, shape: tuple[int, int]) -> QuantizedTensor | None:
+        """A weight [out, in]; None if it is not quantised. name: of the parameter."""
+
+    def plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
+        """A parameter that is not quantised, as float32; None if there is none."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is a parameter of this name."""
+
+
+def empty_model(cls: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
+    """A model whose parameters are on the meta device; its buffers are computed."""
+    config._attn_implementation = "eager"
+    with init_empty_weights(include_buffers=False):
+        return cls(config).eval()
+
+
+def fill_model(model: PreTrainedModel, source: WeightSource, modules: QuantizedModules, path: Path) -> None:
+    """Give each parameter its value, in float32. Layers with quantised weights are replaced by those that `modules` makes.
+
+    Raises:
+        UnsupportedModelError: a weight is quantised that cannot be.
+        StartupError: the checkpoint lacks parameters of the model.
+    """
+    embedding = model.get_input_embeddings()
+    for name, module in list(model.named_modules()):
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.Tensor) and weight.dim() == 2:
+            made = _quantized_module(name, module, (weight.shape[0], weight.shape[1]), source, modules)
+            if made is not None:
+                parent, _, leaf = name.rpartition(".")
+                setattr(model.get_submodule(parent), leaf, made)
+    for name, parameter in list(model.named_parameters()):
+        if parameter.is_meta and (value := source.plain(name, tuple(parameter.shape))) is not None:
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, nn.Parameter(value, requires_grad=False))
+    _tie(model, embedding, source, modules)
+    missing = sorted(name for name, parameter in model.named_parameters() if parameter.is_meta)
+    if missing:
+        raise StartupError(f"the checkpoint in {path} lacks {len(missing)} weights, e.g. {missing[0]}; fetch the model again")
+
+
+def _quantized_module(
+    name: str, module: nn.Module, shape: tuple[int, int], source: WeightSource, modules: QuantizedModules
+) -> nn.Module | None:
+    """The module that takes the place of one with a quantised weight; None if its weight is not quantised."""
+    weight = source.quantized(f"{name}.weight", shape)
+    if weight is None:
+        return None
+    if isinstance(module, nn.Embedding):
+        return modules.embedding(weight, float(getattr(module, "embed_scale", 1.0)))
+    if type(module) is not nn.Linear:
+        raise UnsupportedModelError(
+            f"{name}.weight is quantised, which is not supported for the weights of {type(module).__name__}"
+        )
+    return modules.linear(weight, source.plain(f"{name}.bias", shape[:1]))
+
+
+def _tie(model: PreTrainedModel, original: nn.Module, source: WeightSource, modules: QuantizedModules) -> None:
+    """Let the output head share the embedding's weight, if the checkpoint has only one of them."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is None or source.has(f"{next(name for name, module in model.named_modules() if module is head)}.weight"):
+        return
+    if embedding is not original:
+        model.set_output_embeddings(modules.tied_linear(embedding))
+    else:
+        head.weight = embedding.weight
