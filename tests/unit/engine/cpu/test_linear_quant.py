@@ -17,20 +17,26 @@ from triptych_engine.runner.cpu.quant_kernels import PackedQuant
 from triptych_engine.runner.quantization.formats import FORMATS, GROUP, ON_THE_FLY, Q8, QuantFormat, QuantizedRows, quantize_rows
 
 TINIEST = np.float32(1e-30)
+SUBGROUP = 8  # as in quant_dot.h
 KernelsOf = Callable[[str], CpuKernels]
 formats = pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 
 
 def quantized_inputs(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Integers and the scale of each row of a group."""
+    """A group of each row as integers, 8 bits times a factor of its subgroup, and the scale of each row."""
     integers, scales = np.zeros(x.shape, np.int64), np.zeros(len(x), np.float32)
+    one, most, largest_factor = np.float32(1), np.float32(127), np.float32(64)
     for row, (values, into) in enumerate(zip(x, integers, strict=True)):
         largest = np.abs(values).max()
         if not np.isfinite(largest):
             scales[row] = np.nan
         elif largest >= TINIEST:
-            into[:] = np.rint(values * (np.float32(127) / largest))
-            scales[row] = largest / np.float32(127)
+            scale = scales[row] = largest / (most * largest_factor)
+            per_factor = one / (scale * most)
+            for begin in range(0, len(values), SUBGROUP):
+                some = slice(begin, begin + SUBGROUP)
+                factor = min(64, int(np.abs(values[some]).max() * per_factor) + 1)
+                into[some] = np.clip(np.rint(values[some] * (one / (scale * np.float32(factor)))), -127, 127) * factor
     return integers, scales
 
 

@@ -9,6 +9,7 @@
 
 #include "linear/linear_quant.h"
 
+#include <type_traits>
 #include <utility>
 
 #include "linear/quant_dot.h"
@@ -17,13 +18,17 @@
 namespace triptych {
 namespace {
 
-typedef int8_t vb __attribute__((vector_size(kLanes)));
 constexpr float kLargest = 127;    // of a quantised input; -128 is not used, so the range is symmetric
 constexpr float kTiniest = 1e-30;  // groups without a larger value count as zero: for smaller x, 127 / x may not be finite
 constexpr uint32_t kInfinity = 0x7f800000, kMagnitude = 0x7fffffff;  // bits of floats; magnitudes have the same order as their bits
 
 // Rounds to the nearest integer, ties to even: the addition of 1.5 * 2^23 leaves it in the low bits of the mantissa. |x| < 2^22.
-inline vi round(vf x) { return (vi)(x + 12582912.0f) - 0x4b400000; }
+inline int32_t round(float x) {
+  int32_t bits;
+  x += 12582912.0f;
+  std::memcpy(&bits, &x, 4);
+  return bits - 0x4b400000;
+}
 
 // a * b + c, rounded once.
 inline rf fma(rf a, rf b, rf c) {
@@ -60,13 +65,21 @@ inline rf halves_at(const uint32_t* p, int i) {
 #endif
 }
 
-// Register i of 16 bytes, as fp32.
+// Register i of 16 bytes, as fp32. GCC converts them in many steps by itself.
 template <class Byte>
 inline rf bytes_at(const uint32_t* p, int i) {
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+  return to_floats((rs)(std::is_signed<Byte>::value ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes)));
+#elif defined(__AVX2__)
+  const __m128i bytes = _mm_loadl_epi64((const __m128i*)((const char*)p + i * kRegisterLanes));
+  return to_floats((rs)(std::is_signed<Byte>::value ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes)));
+#else
   typedef Byte Bytes __attribute__((vector_size(kRegisterLanes)));
   Bytes bytes;
   std::memcpy(&bytes, (const char*)p + i * kRegisterLanes, sizeof bytes);
   return to_floats(__builtin_convertvector(bytes, rs));
+#endif
 }
 
 // The scale and the minimum of a block, or of one part of one of its groups; of 16 outputs.
@@ -104,44 +117,58 @@ inline const ScaleAndMinimum& scales_at(const ScaleAndMinimum& header, const uin
   return scales;
 }
 
-// Bits of the largest magnitude; those of a NaN are larger than all others.
-inline uint32_t largest_bits(const float* x, int64_t size) {
-  vi most = vi{};
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    const vi bits = (vi)load(x + i) & int32_t(kMagnitude);
-    most = bits > most ? bits : most;
-  }
-  uint32_t result = 0;
-  for (int lane = 0; lane < kLanes; lane++) result = std::max(result, uint32_t(most[lane]));
-  for (; i < size; i++) {
+// Bits of the largest magnitude of a subgroup; those of a NaN are larger than all others.
+inline uint32_t largest_bits(const float* x) {
+  uint32_t most = 0;
+  for (int64_t i = 0; i < kSubgroup; i++) {
     uint32_t bits;
     std::memcpy(&bits, x + i, 4);
-    result = std::max(result, bits & kMagnitude);
+    most = std::max(most, bits & kMagnitude);
   }
-  return result;
+  return most;
 }
 
-// The scale of values with this largest magnitude; NaN if that is not finite, and 0 if all values count as zero.
+inline float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+// The scale of a group: of its subgroup with the largest magnitudes, divided by the largest factor. NaN if a magnitude is not finite, and
+// 0 if all values count as zero.
 inline float scale_of(uint32_t largest) {
-  float x;
-  std::memcpy(&x, &largest, 4);
-  return largest >= kInfinity ? __builtin_nanf("") : x < kTiniest ? 0 : x / kLargest;
-}
-inline float inverse_of(float scale, uint32_t largest) {
-  float x;
-  std::memcpy(&x, &largest, 4);
-  return scale > 0 ? kLargest / x : 0;
+  if (largest >= kInfinity) return __builtin_nanf("");
+  const float x = float_of(largest);
+  return x < kTiniest ? 0 : x / (kLargest * kLargestFactor);
 }
 
-// Half a group, quantised. Returns its sum.
-inline int32_t quantise_half(const float* x, float inverse, int8_t* q) {
-  const vi rounded = round(load(x) * inverse);
-  const vb bytes = __builtin_convertvector(rounded, vb);
-  std::memcpy(q, &bytes, sizeof bytes);
-  int32_t total = 0;
-  for (int lane = 0; lane < kLanes; lane++) total += rounded[lane];
-  return total;
+// Quantises a group.
+inline void quantise_group(const float* x, PreparedGroup& group) {
+  uint32_t largest[kSubgroups], most = 0;
+  for (int64_t s = 0; s < kSubgroups; s++) most = std::max(most, largest[s] = largest_bits(x + s * kSubgroup));
+  group.scale = scale_of(most);
+  if (!(group.scale > 0)) {  // zero or NaN
+    std::memset(group.values, 0, sizeof group.values);
+    std::memset(group.factors, 0, sizeof group.factors);
+    group.sums[0] = group.sums[1] = group.scale;
+    return;
+  }
+  int32_t sums[2] = {};
+  const float per_factor = 1 / (group.scale * kLargest);
+  for (int64_t s = 0; s < kSubgroups; s++) {
+    const int32_t factor = std::min(kLargestFactor, int32_t(float_of(largest[s]) * per_factor) + 1);
+    const float inverse = 1 / (group.scale * float(factor));
+    int32_t values[kSubgroup], sum = 0;
+    for (int64_t i = 0; i < kSubgroup; i++) values[i] = round(x[s * kSubgroup + i] * inverse);
+    for (int64_t i = 0; i < kSubgroup; i++) {
+      values[i] = std::min(127, std::max(-127, values[i]));
+      sum += values[i];
+    }
+    for (int64_t i = 0; i < kSubgroup; i++) group.values[s * kSubgroup + i] = int8_t(values[i]);
+    group.factors[s] = kDotsBytes ? uint32_t(factor) : uint32_t(factor) * 0x10001;
+    sums[s / (kSubgroups / 2)] += sum * factor;
+  }
+  for (int half = 0; half < 2; half++) group.sums[half] = group.scale * float(sums[half]);
 }
 
 // Rows that share a pass over a panel. Their sums, two weights and an input fit in the registers.
@@ -177,18 +204,19 @@ template <class Format, int R, int kPart>
 inline void add_part(const uint32_t* x, int64_t x_words, int64_t in, int64_t g, const uint32_t* group, const ScaleAndMinimum& header,
                      Sums<R>& sums) {
   PartSums<Format, R, kPart> part;
-  part.compute(x + g * kGroupQuads, x + PreparedRow::quad_words(in) + 2 * g * kGroupQuads, x_words, group);
+  part.compute(x + g * PreparedRow::kGroupWords, x + num_quant_groups(in) * PreparedRow::kGroupWords + g * PreparedRow::kPairsWords,
+               x_words, group);
   ScaleAndMinimum own;
   const ScaleAndMinimum& weights = scales_at<Format>(header, group, kPart, own);
-  const float* scales = (const float*)(x + PreparedRow::scales_at(in)) + 3 * g;
+  const PreparedGroup* inputs = (const PreparedGroup*)x + g;
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) {
-    const float* scale = scales + r * x_words;
-    const float inputs = Format::kParts == 1 ? scale[1] + scale[2] : scale[1 + kPart];
+    const PreparedGroup& input = *(const PreparedGroup*)((const uint32_t*)inputs + r * x_words);
+    const rf scale = splat<rf>(input.scale), sum = splat<rf>(Format::kParts == 1 ? input.sums[0] + input.sums[1] : input.sums[kPart]);
 #pragma GCC unroll 4
     for (int i = 0; i < kRegisters; i++) {
-      const rf products = to_floats((rs)part.sum[r][i]) * splat<rf>(scale[0]);
-      sums.of[r][i] = fma(splat<rf>(inputs), weights.minimum[i], fma(products, weights.scale[i], sums.of[r][i]));
+      const rf products = to_floats((rs)part.sum[r][i]) * scale;
+      sums.of[r][i] = fma(sum, weights.minimum[i], fma(products, weights.scale[i], sums.of[r][i]));
     }
   }
   if constexpr (kPart + 1 < Format::kParts) add_part<Format, R, kPart + 1>(x, x_words, in, g, group, header, sums);
@@ -326,30 +354,17 @@ void pack_output(const Unpacked& given, int64_t row, int64_t in, uint32_t* panel
 int64_t MixedQuantFormat::num_prepared_words(int64_t in_features) { return PreparedRow::num_words(in_features); }
 
 void MixedQuantFormat::prepare_row(const float* row, int64_t in_features, uint32_t* prepared) {
-  int8_t* q = (int8_t*)prepared;
-  float* scales = (float*)(prepared + PreparedRow::scales_at(in_features));
-  for (int64_t g = 0; g < num_quant_groups(in_features); g++, q += kQuantGroup, scales += 3) {
+  PreparedGroup* groups = PreparedRow::groups(prepared);
+  PreparedPairs* pairs = PreparedRow::pairs(prepared, in_features);
+  for (int64_t g = 0; g < num_quant_groups(in_features); g++) {
     const int64_t begin = g * kQuantGroup, size = std::min(kQuantGroup, in_features - begin);
     float padded[kQuantGroup] = {};
-    const float* x = row + begin;
-    if (size < kQuantGroup) {
-      std::memcpy(padded, x, size * sizeof(float));
-      x = padded;
-    }
-    const uint32_t largest = largest_bits(x, kQuantGroup);
-    scales[0] = scale_of(largest);
-    const float inverse = inverse_of(scales[0], largest);
-    if (scales[0] > 0) {
-      for (int half = 0; half < 2; half++) scales[1 + half] = scales[0] * float(quantise_half(x + half * kLanes, inverse, q + half * kLanes));
-    } else {
-      std::memset(q, 0, kQuantGroup);
-      scales[1] = scales[2] = scales[0];  // zero or NaN
-    }
+    if (size < kQuantGroup) std::memcpy(padded, row + begin, size * sizeof(float));
+    quantise_group(size < kQuantGroup ? padded : row + begin, groups[g]);
     if (!kDotsBytes) {
-      int16_t* pairs = (int16_t*)(prepared + PreparedRow::quad_words(in_features)) + begin;
-      for (int64_t k = 0; k < kGroupQuads; k++) {
-        const int8_t* quad = q + 4 * k;
-        pairs[4 * k] = quad[0], pairs[4 * k + 1] = quad[2], pairs[4 * k + 2] = quad[1], pairs[4 * k + 3] = quad[3];
+      for (int64_t i = 0; i < kQuantGroup; i++) {
+        const int64_t place = i / 4 * 4 + (i % 4 == 1 ? 2 : i % 4 == 2 ? 1 : i % 4);
+        pairs[g].values[place] = int16_t(groups[g].values[i] * int32_t(groups[g].factors[i / kSubgroup] & 0xffff));
       }
     }
   }

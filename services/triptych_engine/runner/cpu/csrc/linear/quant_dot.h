@@ -44,6 +44,12 @@ inline ri and_of(ri a, ri b) { return (ri)((ru)a & (ru)b); }
 inline ri or_of(ri a, ri b) { return (ri)((ru)a | (ru)b); }
 inline ri add_words(ri a, ri b) { return (ri)((ru)a + (ru)b); }
 
+#if defined(__AVX512BW__)
+inline ri multiply_words(ri a, ri b) { return _mm512_mullo_epi32(a, b); }
+#else
+inline ri multiply_words(ri a, ri b) { return (ri)((ru)a * (ru)b); }
+#endif
+
 // The instruction that multiplies four unsigned bytes with four signed ones, and adds all four to a word.
 #if defined(__AVX512VNNI__)
 #define TRIPTYCH_DOT_BYTES(sum, w, x) _mm512_dpbusd_epi32(sum, w, x)
@@ -60,22 +66,41 @@ inline ri dot_bytes(ri sum, ri w, ri x) {
 #define TRIPTYCH_DOT_BYTES(sum, w, x) dot_bytes(sum, w, x)
 #endif
 
-// Without it, two products are added to 16 bits, which holds several such sums of small weights but none of weights of 8 bits. Those
-// are multiplied as 16 bits, and a prepared row holds its inputs in this form, too: first and third input of each quad, then second
-// and fourth.
+// Without it, two products are added to 16 bits, which hold such sums of two quads of weights of up to 6 bits. Weights of 8 bits are
+// multiplied as 16 bits.
 #if defined(TRIPTYCH_DOT_BYTES)
 constexpr bool kDotsBytes = true;
 #else
 constexpr bool kDotsBytes = false;
 #endif
 
-// A row of inputs that is prepared for products: int8 quads, then pairs of 16 bits (unless kDotsBytes), then for each group its scale and
-// the sums of its two halves, times the scale.
+// A row of inputs that is prepared for products. Inputs have 8 bits. A group of 32 has a scale, and each subgroup of 8 a factor: an
+// input is value * factor * scale. So a few large inputs, which are common, leave the others their precision, and sums over a whole
+// group are still integers.
+constexpr int64_t kSubgroup = 8, kSubgroups = kQuantGroup / kSubgroup;
+constexpr int kLargestFactor = 64;
+
+struct PreparedGroup {  // a cache line
+  int8_t values[kQuantGroup];
+  uint32_t factors[kSubgroups];  // each in both halves of the word if !kDotsBytes
+  float scale;
+  float sums[2];  // of each half's inputs
+  float unused;
+};
+
+// The same inputs times their factors, for weights of 8 bits if !kDotsBytes: first and third of each quad, then second and fourth.
+struct PreparedPairs {
+  int16_t values[kQuantGroup];
+};
+
 struct PreparedRow {
-  static int64_t quad_words(int64_t in_features) { return num_quant_groups(in_features) * kGroupQuads; }
-  static int64_t pair_words(int64_t in_features) { return kDotsBytes ? 0 : 2 * quad_words(in_features); }
-  static int64_t scales_at(int64_t in_features) { return quad_words(in_features) + pair_words(in_features); }
-  static int64_t num_words(int64_t in_features) { return scales_at(in_features) + 3 * num_quant_groups(in_features); }
+  static constexpr int64_t kGroupWords = sizeof(PreparedGroup) / 4, kPairsWords = kDotsBytes ? 0 : sizeof(PreparedPairs) / 4;
+
+  static int64_t num_words(int64_t in_features) { return num_quant_groups(in_features) * (kGroupWords + kPairsWords); }
+  static PreparedGroup* groups(uint32_t* row) { return (PreparedGroup*)row; }
+  static PreparedPairs* pairs(uint32_t* row, int64_t in_features) {
+    return (PreparedPairs*)(row + num_quant_groups(in_features) * kGroupWords);
+  }
 };
 
 // Weights of quad k of a group as bytes, from the group's words (of one register). k is a constant after unrolling.
@@ -100,47 +125,56 @@ inline ri quad_of(const uint32_t* words) {
 template <class Format, int R, int kPart>
 struct PartSums {
   static constexpr int kQuads = kGroupQuads / Format::kParts, kFirst = kPart * kQuads;
-  // Quads whose sums of two products fit in 16 bits: 2 * 15 * 127 * 8 < 2^15 and so on.
-  static constexpr int kQuadsIn16Bits = Format::kBits == 4 ? 8 : Format::kBits == 5 ? 4 : 2;
 
   ri sum[R][kRegisters];
 
-  // x: words of the group in the first prepared row; pairs: the same in its pairs; both x_words apart from row to row.
+  // x: the group in the first prepared row, and its pairs; x_words apart from row to row.
   inline void compute(const uint32_t* x, const uint32_t* pairs, int64_t x_words, const uint32_t* words) {
+#if !defined(TRIPTYCH_DOT_BYTES)
+    if constexpr (Format::kBits == 8) return multiply_pairs(pairs, x_words, words);
+#endif
+    subgroups(x, x_words, words, std::make_integer_sequence<int, kQuads / 2>());
+  }
+
+ private:
+  template <int... i>
+  inline void subgroups(const uint32_t* x, int64_t x_words, const uint32_t* words, std::integer_sequence<int, i...>) {
+    (subgroup<kFirst / 2 + i, i == 0>(x, x_words, words), ...);
+  }
+
+  // Two quads.
+  template <int s, bool kStarts>
+  inline void subgroup(const uint32_t* x, int64_t x_words, const uint32_t* words) {
+    ri first[kRegisters], second[kRegisters];
+#pragma GCC unroll 4
+    for (int i = 0; i < kRegisters; i++) {
+      first[i] = quad_of<Format, 2 * s>(words + i * kRegisterLanes);
+      second[i] = quad_of<Format, 2 * s + 1>(words + i * kRegisterLanes);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      const uint32_t* row = x + r * x_words;
+      const ri low = splat_word(row[2 * s]), high = splat_word(row[2 * s + 1]), factor = splat_word(row[kGroupQuads + s]);
+#pragma GCC unroll 4
+      for (int i = 0; i < kRegisters; i++) {
+#if defined(TRIPTYCH_DOT_BYTES)
+        const ri dot = multiply_words(TRIPTYCH_DOT_BYTES(TRIPTYCH_DOT_BYTES(ri{}, first[i], low), second[i], high), factor);
+#else
+        const ri dot = multiply_halves(add_halves(multiply_bytes(first[i], low), multiply_bytes(second[i], high)), factor);
+#endif
+        sum[r][i] = kStarts ? dot : add_words(sum[r][i], dot);
+      }
+    }
+  }
+
+#if !defined(TRIPTYCH_DOT_BYTES)
+  inline void multiply_pairs(const uint32_t* pairs, int64_t x_words, const uint32_t* words) {
+    const ri even_mask = splat_word(0x00ff00ff);
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
       for (int i = 0; i < kRegisters; i++) sum[r][i] = ri{};
-#if defined(TRIPTYCH_DOT_BYTES)
-    dot(x, x_words, words, std::make_integer_sequence<int, kQuads>());
-#else
-    if constexpr (Format::kBits == 8) dot_pairs(pairs, x_words, words);
-    else dot_halves(x, x_words, words, std::make_integer_sequence<int, kQuads / std::min(kQuads, kQuadsIn16Bits)>());
-#endif
-  }
-
- private:
-#if defined(TRIPTYCH_DOT_BYTES)
-  template <int... k>
-  inline void dot(const uint32_t* x, int64_t x_words, const uint32_t* words, std::integer_sequence<int, k...>) {
-    (dot_quad<kFirst + k>(x, x_words, words), ...);
-  }
-  template <int k>
-  inline void dot_quad(const uint32_t* x, int64_t x_words, const uint32_t* words) {
-    ri w[kRegisters];
-#pragma GCC unroll 4
-    for (int i = 0; i < kRegisters; i++) w[i] = quad_of<Format, k>(words + i * kRegisterLanes);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-      const ri four = splat_word(x[r * x_words + k]);
-#pragma GCC unroll 4
-      for (int i = 0; i < kRegisters; i++) sum[r][i] = TRIPTYCH_DOT_BYTES(sum[r][i], w[i], four);
-    }
-  }
-#else
-  inline void dot_pairs(const uint32_t* pairs, int64_t x_words, const uint32_t* words) {
-    const ri even_mask = splat_word(0x00ff00ff);
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int k = kFirst; k < kFirst + kQuads; k++) {
       ri even[kRegisters], odd[kRegisters];
 #pragma GCC unroll 4
@@ -155,36 +189,6 @@ struct PartSums {
         for (int i = 0; i < kRegisters; i++) {
           sum[r][i] = add_words(sum[r][i], add_words(multiply_halves(even[i], first), multiply_halves(odd[i], second)));
         }
-      }
-    }
-  }
-  template <int... run>
-  inline void dot_halves(const uint32_t* x, int64_t x_words, const uint32_t* words, std::integer_sequence<int, run...>) {
-    (dot_run<kFirst + run * kQuadsIn16Bits>(x, x_words, words,
-                                            std::make_integer_sequence<int, std::min(kQuads, kQuadsIn16Bits)>()), ...);
-  }
-  template <int kBegin, int... k>
-  inline void dot_run(const uint32_t* x, int64_t x_words, const uint32_t* words, std::integer_sequence<int, k...>) {
-    ri halves[R][kRegisters];
-    (add_quad<kBegin + k, k == 0>(halves, x, x_words, words), ...);
-    const ri ones = splat_word(0x00010001);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-      for (int i = 0; i < kRegisters; i++) sum[r][i] = add_words(sum[r][i], multiply_halves(halves[r][i], ones));
-  }
-  template <int k, bool kStarts>
-  inline void add_quad(ri (&halves)[R][kRegisters], const uint32_t* x, int64_t x_words, const uint32_t* words) {
-    ri w[kRegisters];
-#pragma GCC unroll 4
-    for (int i = 0; i < kRegisters; i++) w[i] = quad_of<Format, k>(words + i * kRegisterLanes);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-      const ri four = splat_word(x[r * x_words + k]);
-#pragma GCC unroll 4
-      for (int i = 0; i < kRegisters; i++) {
-        const ri products = multiply_bytes(w[i], four);
-        halves[r][i] = kStarts ? products : add_halves(halves[r][i], products);
       }
     }
   }
