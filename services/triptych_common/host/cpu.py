@@ -14,6 +14,7 @@ from triptych.errors import StartupError
 #: Environment variable that names one of `isas`. Our kernels, ATen and oneDNN then use it instead of the best one, to compare
 #: instruction sets or to avoid one that is slow on a CPU. `set_torch_environment` passes it on to torch.
 ISA_VARIABLE = "TRIPTYCH_CPU_ISA"
+_AVX2 = frozenset({"avx2", "fma", "bmi2", "f16c"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
 #: Instruction set -> the features that distinguish it from the others. Best first.
 _X86_64 = {
@@ -21,7 +22,8 @@ _X86_64 = {
     "x86-64-v4-bf16": _AVX512 | {"avx512_vnni", "avx512_bf16"},
     "x86-64-v4-vnni": _AVX512 | {"avx512_vnni"},
     "x86-64-v4": _AVX512,
-    "x86-64-v3": frozenset({"avx2", "fma", "bmi2", "f16c"}),
+    "x86-64-v3-vnni": _AVX2 | {"avx_vnni"},
+    "x86-64-v3": _AVX2,
 }
 _ARM = {"armv8-a": frozenset[str]()}
 _ISAS = {"x86_64": _X86_64, "aarch64": _ARM, "arm64": _ARM}
@@ -32,6 +34,7 @@ _TORCH_LIMITS = {
     "x86-64-v4-bf16": {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
     "x86-64-v4-vnni": {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"},
     "x86-64-v4": {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
+    "x86-64-v3-vnni": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI"},
     "x86-64-v3": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
 }
 #: Feature -> its place in what glibc returns: the index of the CPUID leaf (enum cpuid_index in <sys/platform/x86.h>), the register
@@ -50,6 +53,7 @@ _X86_BITS = {
     "avx512_vnni": (_CPUID_7, 2, 11),
     "amx_bf16": (_CPUID_7, 3, 22),
     "amx_tile": (_CPUID_7, 3, 24),
+    "avx_vnni": (_CPUID_7_1, 0, 4),
     "avx512_bf16": (_CPUID_7_1, 0, 5),
 }
 #: Type AT_HWCAP2 of the auxiliary vector, and its bit for bfloat16 on ARM (HWCAP2_BF16 in <asm/hwcap.h>).

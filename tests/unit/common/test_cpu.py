@@ -9,8 +9,9 @@ from triptych.errors import StartupError
 from triptych_common.host import cpu
 
 HASWELL = frozenset(["avx2", "fma", "bmi2", "f16c"])
+ALDER_LAKE = HASWELL | {"avx_vnni"}
 SKYLAKE = HASWELL | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-ZEN_5 = SKYLAKE | {"avx512_vnni", "avx512_bf16"}
+ZEN_5 = SKYLAKE | {"avx512_vnni", "avx512_bf16", "avx_vnni"}
 SAPPHIRE_RAPIDS = ZEN_5 | {"amx_tile", "amx_bf16"}
 
 
@@ -27,12 +28,14 @@ def x86_64(monkeypatch: pytest.MonkeyPatch) -> None:
         (SAPPHIRE_RAPIDS, "x86-64-v4-amx", True),
         (ZEN_5, "x86-64-v4-bf16", True),
         (SKYLAKE, "x86-64-v4", False),
+        (ALDER_LAKE, "x86-64-v3-vnni", False),
         (HASWELL, "x86-64-v3", False),
     ],
 )
 def test_the_best_comes_first(monkeypatch: pytest.MonkeyPatch, features: frozenset[str], best: str, bfloat16: bool) -> None:
     monkeypatch.setattr(cpu, "cpu_features", lambda: features)
-    assert cpu.isas_of_this_cpu() == cpu.isas()[cpu.isas().index(best) :]
+    lacking = {"x86-64-v3-vnni"} if "avx_vnni" not in features else set()
+    assert cpu.isas_of_this_cpu() == [isa for isa in cpu.isas()[cpu.isas().index(best) :] if isa not in lacking]
     assert cpu.computes_bfloat16() is bfloat16
     assert cpu.torch_limits() == {}
 
@@ -51,6 +54,7 @@ def test_a_cpu_without_avx2_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
         ("x86-64-v4-bf16", True, "AVX512_CORE_BF16"),
         ("x86-64-v4-vnni", False, "AVX512_CORE_VNNI"),
         ("x86-64-v4", False, "AVX512_CORE"),
+        ("x86-64-v3-vnni", False, "AVX2_VNNI"),
         ("x86-64-v3", False, "AVX2"),
     ],
 )

@@ -19,6 +19,7 @@ CHOICES = {
     "x86-64-v4-bf16": ("AVX512", "Intel AVX-512 with Intel DL Boost and bfloat16 support", True),
     "x86-64-v4-vnni": ("AVX512", "Intel AVX-512 with Intel DL Boost", True),
     "x86-64-v4": ("AVX512", "Intel AVX-512 with AVX512BW, AVX512VL, and AVX512DQ extensions", True),
+    "x86-64-v3-vnni": ("AVX2", "Intel AVX2 with Intel DL Boost", False),
     "x86-64-v3": ("AVX2", "Intel AVX2", False),
 }
 #: Prints what each library chose. oneDNN reports it when it computes for the first time.

@@ -37,6 +37,7 @@ _ISA_FLAGS = {
     "x86-64-v4-bf16": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
     "x86-64-v4-vnni": ("-march=x86-64-v4", "-mavx512vnni"),
     "x86-64-v4": ("-march=x86-64-v4",),
+    "x86-64-v3-vnni": ("-march=x86-64-v3", "-mavxvnni"),
     "x86-64-v3": ("-march=x86-64-v3",),
     "armv8-a": ("-march=armv8-a",),
 }

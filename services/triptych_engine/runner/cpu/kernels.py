@@ -19,6 +19,7 @@ from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStep
 from triptych_engine.runner.cpu.openmp import share_runtime_of_torch
 from triptych_engine.runner.cpu.quant_kernels import QuantKernels
 from triptych_engine.runner.cpu.sampling_kernels import SamplingKernels
+from triptych_engine.runner.quantization.formats import ON_THE_FLY, quantize_rows
 
 log = logging.getLogger(__name__)
 #: Weight formats of decoder layers, see linear.h.
@@ -245,5 +246,19 @@ def _multiplies(kernels: CpuKernels) -> bool:
     for num_rows in (1, 6, 45):  # each uses a different method
         x = torch.randn(num_rows, 100, generator=generator).bfloat16().float()
         if not torch.allclose(kernels.linear(x, packed, None, 70), x @ weight.float().T, rtol=1e-3, atol=1e-3):
+            return False
+    return _multiplies_quantized(kernels.quant)
+
+
+def _multiplies_quantized(kernels: QuantKernels) -> bool:
+    """Whether products with quantised weights are those of the dequantised weights, up to the rounding of inputs."""
+    generator = torch.Generator().manual_seed(0)
+    for form in ON_THE_FLY.values():
+        rows = quantize_rows(torch.randn(70, 100, generator=generator), form)
+        packed, weight, x = kernels.pack(form, 70, 100, [rows]), rows.dequantize(), torch.randn(6, 100, generator=generator)
+        expected = x @ weight.T
+        if not torch.equal(kernels.unpack(packed, torch.arange(70)), weight):
+            return False
+        if not (kernels.linear(x, packed, None) - expected).norm() < 0.02 * expected.norm():
             return False
     return True
