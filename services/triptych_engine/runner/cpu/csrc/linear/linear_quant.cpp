@@ -281,26 +281,43 @@ inline void widen_group(const uint32_t* panel, int64_t g, WideGroup& wide) {
   }
 }
 
-// R rows of inputs in fp32 times one panel.
-template <class Format, int R>
-void exact_tile(const float* x, int64_t x_stride, int64_t in, const QuantPanel& panel, const float* bias, float* out,
+// sums += R rows of a group's inputs, in fp32, times its weights. sums: [R][kQuantPanel].
+template <int R>
+inline void add_exact(const float* x, int64_t x_stride, int64_t size, const WideGroup& wide, float* sums) {
+  Sums<R> some;
+  std::memcpy(some.of, sums, sizeof some.of);
+  for (int64_t n = 0; n < size; n++) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+      for (int i = 0; i < kRegisters; i++) {
+        some.of[r][i] = fma(splat<rf>(x[r * x_stride + n]), load_floats(wide.of[n] + i * kRegisterLanes), some.of[r][i]);
+      }
+  }
+  std::memcpy(sums, some.of, sizeof some.of);
+}
+
+// Rows of inputs in fp32 times one panel, whose weights are widened once for all rows.
+constexpr int64_t kExactRows = 32;
+
+template <class Format>
+void exact_tile(const float* x, int64_t x_stride, int64_t rows, int64_t in, const QuantPanel& panel, const float* bias, float* out,
                 int64_t out_stride) {
-  Sums<R> sums;
-  sums.begin(bias);
+  float sums[kExactRows][kQuantPanel];
+  for (int64_t r = 0; r < rows; r++) {
+    if (bias) std::memcpy(sums[r], bias, sizeof sums[r]);
+    else std::memset(sums[r], 0, sizeof sums[r]);
+  }
   WideGroup wide;
   for (int64_t g = 0; g < num_quant_groups(in); g++) {
     widen_group<Format>(panel.data, g, wide);
     const int64_t size = std::min(kQuantGroup, in - g * kQuantGroup);
-    for (int64_t n = 0; n < size; n++) {
-#pragma GCC unroll 16
-      for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int i = 0; i < kRegisters; i++) {
-          sums.of[r][i] = fma(splat<rf>(x[r * x_stride + g * kQuantGroup + n]), load_floats(wide.of[n] + i * kRegisterLanes), sums.of[r][i]);
-        }
-    }
+    const float* inputs = x + g * kQuantGroup;
+    int64_t r = 0;
+    for (; r + kQuantRows <= rows; r += kQuantRows) add_exact<kQuantRows>(inputs + r * x_stride, x_stride, size, wide, sums[r]);
+    for (; r < rows; r++) add_exact<1>(inputs + r * x_stride, x_stride, size, wide, sums[r]);
   }
-  sums.end(panel, out, out_stride);
+  for (int64_t r = 0; r < rows; r++) std::memcpy(out + r * out_stride, sums[r], panel.columns * sizeof(float));
 }
 
 // Writes the weights of one output, of all inputs, as fp32.
@@ -439,15 +456,9 @@ void triptych_linear_quant_exact(const float* x, int64_t x_stride, const void* p
   for (int64_t p = 0; p < num_panels; p++) {
     const QuantPanel& panel = ((const QuantPanel*)panels)[p];
     with_quant_format(panel.format, [&](auto f) {
-      const float* some = bias ? bias + p * kQuantPanel : nullptr;
-      int64_t r = 0;
-      for (; r + kQuantRows <= rows; r += kQuantRows) {
-        exact_tile<decltype(f), kQuantRows>(x + r * x_stride, x_stride, in_features, panel, some, out + r * out_features + panel.first,
-                                            out_features);
-      }
-      for (; r < rows; r++) {
-        exact_tile<decltype(f), 1>(x + r * x_stride, x_stride, in_features, panel, some, out + r * out_features + panel.first,
-                                   out_features);
+      for (int64_t r = 0; r < rows; r += kExactRows) {
+        exact_tile<decltype(f)>(x + r * x_stride, x_stride, std::min(kExactRows, rows - r), in_features, panel,
+                                bias ? bias + p * kQuantPanel : nullptr, out + r * out_features + panel.first, out_features);
       }
     });
   }
