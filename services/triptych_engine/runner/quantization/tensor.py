@@ -11,8 +11,17 @@ from torch import nn
 
 from triptych_engine.runner.quantization.formats import QuantFormat, QuantizedRows
 
-#: Rows that are read at a time. It is a multiple of every kernel's number of outputs in a panel.
-ROWS_AT_A_TIME = 4096
+#: Weights that are read at a time: while they are converted they take a few times as many bytes.
+_WEIGHTS_AT_A_TIME = 1 << 21
+#: Rows are read in multiples of this, which is a multiple of every kernel's number of outputs in a panel.
+_ROW_MULTIPLE = 64
+
+
+def portions(num_rows: int, num_columns: int) -> Iterator[tuple[int, int]]:
+    """First row, and row after the last, of the parts in which a weight is converted."""
+    step = max(_WEIGHTS_AT_A_TIME // num_columns // _ROW_MULTIPLE, 1) * _ROW_MULTIPLE
+    for begin in range(0, num_rows, step):
+        yield begin, min(begin + step, num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +35,9 @@ class QuantizedTensor:
     read: Callable[[int, int], QuantizedRows]
 
     def portions(self) -> Iterator[QuantizedRows]:
-        """All rows in order, `ROWS_AT_A_TIME` at a time."""
-        for begin in range(0, self.out_features, ROWS_AT_A_TIME):
-            yield self.read(begin, min(begin + ROWS_AT_A_TIME, self.out_features))
+        """All rows in order, some at a time."""
+        for begin, end in portions(self.out_features, self.in_features):
+            yield self.read(begin, end)
 
 
 class QuantizedModules(Protocol):

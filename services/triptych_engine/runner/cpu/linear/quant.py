@@ -11,7 +11,7 @@ from torch import nn
 from triptych_engine.runner.cpu.linear.layers import KernelLinear
 from triptych_engine.runner.cpu.quant_kernels import PackedQuant, QuantKernels
 from triptych_engine.runner.quantization.formats import QuantFormat, QuantizedRows, quantize_rows
-from triptych_engine.runner.quantization.tensor import ROWS_AT_A_TIME, QuantizedTensor
+from triptych_engine.runner.quantization.tensor import QuantizedTensor, portions
 
 
 class QuantLinear(KernelLinear):
@@ -119,5 +119,5 @@ class CpuQuantizedModules:
 
 
 def _quantized(weight: torch.Tensor, form: QuantFormat) -> Iterator[QuantizedRows]:
-    for begin in range(0, len(weight), ROWS_AT_A_TIME):
-        yield quantize_rows(weight[begin : begin + ROWS_AT_A_TIME].float(), form)
+    for begin, end in portions(*weight.shape):
+        yield quantize_rows(weight[begin:end].float(), form)
