@@ -96,7 +96,7 @@ def write(tokenizer: Path, out: Path, shape: Shape, kind: str) -> None:
         if form == "F32":
             writer.add_tensor(name, np.ones(size, np.float32))
         else:
-            writer.add_tensor(name, random_blocks(form, *size, generator), raw_dtype=gguf.GGMLQuantizationType[form])
+            writer.add_tensor(name, random_blocks(form, size[0], size[1], generator), raw_dtype=gguf.GGMLQuantizationType[form])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
