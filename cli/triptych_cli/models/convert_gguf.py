@@ -10,8 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: `tokenizer.ggml.pre` of vocabularies that split numbers into digits. GGUF only names the splitting; transformers uses GPT-2's.
-_SPLITS_DIGITS = ("smollm",)
+from triptych_common.model.gguf import read_gguf_header
+
+#: `tokenizer.ggml.pre` -> how text is split before its vocabulary's merges apply. GGUF names only the splitting; transformers uses
+#: GPT-2's for names that it does not know. The expressions are those of the families' own tokenizers.
+_DIGITS = "digits"
+_LLAMA_3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN_2 = _LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
+_SPLITS = {"smollm": _DIGITS, "gpt-2": None, "llama-bpe": _LLAMA_3, "llama3": _LLAMA_3, "llama-v3": _LLAMA_3, "qwen2": _QWEN_2,
+           "deepseek-r1-qwen": _QWEN_2}  # fmt: skip
 
 
 def convert(gguf: Path, out: Path) -> None:
@@ -30,16 +37,22 @@ def convert(gguf: Path, out: Path) -> None:
 
 def convert_tokenizer(gguf: Path, max_length: int) -> Any:
     """The tokenizer of a GGUF file, as transformers' class."""
-    from gguf import GGUFReader
-    from tokenizers import pre_tokenizers
+    from tokenizers import Regex, pre_tokenizers
     from transformers import AutoTokenizer
 
+    metadata = read_gguf_header(gguf).metadata
+    name = metadata.get("tokenizer.ggml.pre", "default")
+    is_byte_level = metadata.get("tokenizer.ggml.model") == "gpt2"
+    if is_byte_level and name not in _SPLITS:
+        raise ValueError(f"its vocabulary splits text by {name!r} (tokenizer.ggml.pre); known are {', '.join(_SPLITS)}")
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, model_max_length=max_length)
-    field = GGUFReader(gguf).get_field("tokenizer.ggml.pre")
-    if field is not None and field.contents() in _SPLITS_DIGITS:
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    split = _SPLITS[name] if is_byte_level else None
+    if split is not None:
+        first = (
+            pre_tokenizers.Digits(individual_digits=True) if split == _DIGITS else pre_tokenizers.Split(Regex(split), "isolated")
         )
+        bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split == _DIGITS)
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, bytes_of])
     return tokenizer
 
 

@@ -115,7 +115,13 @@ def prepare_gguf(file: Path, console: Console) -> tuple[Path, bool]:
         _converter(console, "prepare_gguf")(file, directory)
         return directory
 
-    return _put_in_place(gguf_dir(file), file.name, console, make)
+    path, was_there = _put_in_place(gguf_dir(file), file.name, console, make)
+    link = path / GGUF_NAME
+    if not link.exists() or not link.samefile(file):  # the file was moved, or this is another copy
+        fresh = link.with_suffix(f".{os.getpid()}")
+        fresh.symlink_to(file.resolve())
+        fresh.replace(link)
+    return path, was_there
 
 
 def _put_in_place(target: Path, name: str, console: Console, make: Callable[[Path], Path]) -> tuple[Path, bool]:

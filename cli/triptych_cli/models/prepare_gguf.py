@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from triptych_common.model.gguf import read_gguf_header
+from triptych.errors import StartupError
+from triptych_common.model.gguf import ARCHITECTURES, read_gguf_header
 
 from triptych_cli.models.convert_gguf import clean_config, convert_tokenizer
 
@@ -26,6 +27,9 @@ def prepare(file: Path, out: Path) -> None:
 
     header = read_gguf_header(file)
     out.mkdir()
+    if header.architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ValueError(f"it is of the architecture {header.architecture!r}; GGUF files are served of {known}")
     config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     cleaned = clean_config(config.to_dict()) | _rope(header.metadata, header.architecture, config.to_dict())
     config = type(config)(**cleaned)
@@ -52,6 +56,8 @@ def _rope(metadata: dict[str, Any], architecture: str, config: dict[str, Any]) -
         return {}
     if kind not in _ROPE_TYPES:
         raise ValueError(f"its rope scaling is {kind!r}; supported are {', '.join(_ROPE_TYPES)}")
+    if not isinstance(metadata.get(f"{prefix}.factor"), float):
+        raise ValueError(f"it has no {prefix}.factor")
     rope = {"rope_type": _ROPE_TYPES[kind], "factor": metadata[f"{prefix}.factor"]}
     if (original := metadata.get(f"{prefix}.original_context_length")) is not None and kind == "yarn":
         rope["original_max_position_embeddings"] = original
@@ -66,4 +72,7 @@ def _causal_class(model_type: str) -> str:
 
 
 if __name__ == "__main__":
-    prepare(Path(sys.argv[1]), Path(sys.argv[2]))
+    try:
+        prepare(Path(sys.argv[1]), Path(sys.argv[2]))
+    except (ValueError, StartupError) as error:
+        sys.exit(f"{sys.argv[1]}: {error}")

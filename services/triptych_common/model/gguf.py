@@ -15,6 +15,8 @@ from typing import Any
 
 from triptych.errors import StartupError
 
+#: Architectures in GGUF that are served -> the model types of their configurations. Each has a test against transformers.
+ARCHITECTURES = {"llama": ("llama", "mistral"), "qwen2": ("qwen2",), "qwen3": ("qwen3",)}
 #: Type of a tensor by its number -> name, weights of a block, bytes of a block.
 TENSOR_TYPES = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24),
@@ -131,6 +133,8 @@ class _Parser:
                 raise ValueError(f"its header has a value of the unknown type {kind}")
             return self._scalar(_SCALARS[kind])
         item, count = self._scalar("I"), self._scalar("Q")
+        if item == _ARRAY:
+            raise ValueError("its header has an array of arrays")
         if count <= self._max_array:
             return [self._value(item) for _ in range(count)]
         if item in _SCALARS:
@@ -139,7 +143,7 @@ class _Parser:
             for _ in range(count):
                 self._skip(self._scalar("Q"))
         else:
-            raise ValueError("its header has a long array of arrays")
+            raise ValueError(f"its header has an array of the unknown type {item}")
         return None
 
     def _tensor(self) -> GgufTensor:

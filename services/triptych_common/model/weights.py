@@ -33,13 +33,13 @@ Header = dict[str, dict[str, Any]]
 
 
 def gguf_file(path: Path) -> Path | None:
-    """The GGUF file of a model directory; None if it has safetensors files, or no GGUF file.
+    """The GGUF file of a model directory; None if it has other weights, or no GGUF file.
 
     Raises:
         StartupError: there are several.
     """
     files = sorted(path.glob("*.gguf"))
-    if not files or weight_files(path):
+    if not files or weight_files(path) or any(path.glob("*.bin")):
         return None
     if len(files) > 1:
         raise StartupError(f"{path} has {len(files)} GGUF files, e.g. {files[0].name}; a model directory has one, in one part")

@@ -106,7 +106,13 @@ def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
     traits = media_traits(model.model, model.config, model.num_position_axes)
     pooling = config.pooling
     pooler = None if pooling is None else Pooler(pooling, decoder_head(config.model_path, pooling, model.device))
-    cache_dtype = kv_cache_dtype(config.kv_cache_dtype, model.checkpoint_dtype, model.dtype, is_own_choice=config.dtype is None)
+    cache_dtype = kv_cache_dtype(
+        config.kv_cache_dtype,
+        model.checkpoint_dtype,
+        model.dtype,
+        is_own_choice=config.dtype is None,
+        is_quantized=model.is_quantized,
+    )
     return RunnerParts(
         config=config,
         model=model,

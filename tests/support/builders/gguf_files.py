@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import gguf
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from triptych_engine.runner.quantization.gguf_blocks import BLOCK_TYPES
 
 from support.builders.engine import a_tiny_llama_config
@@ -45,15 +46,32 @@ def random_blocks(kind: str, rows: int, columns: int, generator: np.random.Gener
 
 
 def write_gguf(
-    file: Path, architecture: str, kinds: Sequence[str] = ("Q4_0",), *, tied: bool = False, seed: int = 0
+    file: Path,
+    architecture: str,
+    kinds: Sequence[str] = ("Q4_0",),
+    *,
+    tied: bool = False,
+    seed: int = 0,
+    pre: str = "",
+    metadata: Mapping[str, float | str] | None = None,
 ) -> PreTrainedModel:
-    """Write a model's file. Its quantised tensors have the given types in turn. Returns the model as transformers computes it."""
-    config = CONFIGS[architecture](tie_word_embeddings=tied)
+    """Write a model's file. Its quantised tensors have the given types in turn. Returns the model as transformers computes it.
+
+    Args:
+        pre: how the vocabulary splits text (`tokenizer.ggml.pre`), of a tokenizer of bytes in the file; empty for no tokenizer.
+        metadata: more of it: numbers with a fraction, and strings.
+    """
+    config = CONFIGS[architecture](tie_word_embeddings=tied, **({"vocab_size": 260} if pre else {}))
     generator, turns = np.random.default_rng(seed), itertools.cycle(kinds)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     writer = gguf.GGUFWriter(file, architecture)
     _write_config(writer, architecture, config)
+    if pre:
+        _write_tokenizer(writer, pre)
+    for key, value in (metadata or {}).items():
+        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        add(key, value)  # type: ignore[arg-type]
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     for parameter_name, parameter in model.named_parameters():
@@ -102,6 +120,20 @@ def _write_config(writer: gguf.GGUFWriter, architecture: str, config: Pretrained
         config.head_dim if architecture != "qwen2" else config.hidden_size // config.num_attention_heads
     )
     writer.add_vocab_size(config.vocab_size)
+
+
+def _write_tokenizer(writer: gguf.GGUFWriter, pre: str) -> None:
+    """A vocabulary of bytes, of pairs of digits, and of two control tokens."""
+    tokens = [*bytes_to_unicode().values(), "12", "34", "<s>", "</s>"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * 258 + [gguf.TokenType.CONTROL] * 2)
+    writer.add_token_merges(["1 2", "3 4"])
+    writer.add_bos_token_id(258)
+    writer.add_eos_token_id(259)
+    writer.add_eot_token_id(257)
+    writer.add_chat_template("{% for message in messages %}<s>{{ message['content'] }}</s>{% endfor %}")
 
 
 def save_gguf_model(folder: Path, architecture: str, kinds: Sequence[str] = ("Q4_0",), **options: bool) -> PreTrainedModel:

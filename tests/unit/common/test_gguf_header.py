@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from pathlib import Path
 
 import gguf
@@ -104,3 +105,11 @@ def test_its_fingerprint_depends_on_its_content_and_not_on_its_name(tmp_path: Pa
     (tmp_path / "three" / "a.gguf").write_bytes(content)
     one, two, three = (weights_fingerprint(tmp_path / name) for name in ("one", "two", "three"))
     assert one == two != three
+
+
+def test_arrays_of_arrays_are_refused(tmp_path: Path):
+    nested = struct.pack("<IQ", 9, 1) * 3000 + struct.pack("<IQ", 4, 0)
+    header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9) + nested
+    (tmp_path / "a.gguf").write_bytes(header)
+    with pytest.raises(StartupError, match="array of arrays"):
+        read_gguf_header(tmp_path / "a.gguf")

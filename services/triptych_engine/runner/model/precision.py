@@ -19,7 +19,7 @@ def compute_dtype(checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def kv_cache_dtype(
-    asked: torch.dtype | None, checkpoint: torch.dtype, computed: torch.dtype, *, is_own_choice: bool
+    asked: torch.dtype | None, checkpoint: torch.dtype, computed: torch.dtype, *, is_own_choice: bool, is_quantized: bool = False
 ) -> torch.dtype:
     """The dtype of keys and values in the cache.
 
@@ -31,9 +31,12 @@ def kv_cache_dtype(
         checkpoint: dtype of the weights in the checkpoint.
         computed: dtype in which the model is computed.
         is_own_choice: whether `computed` was chosen by the engine, not requested.
+        is_quantized: whether the checkpoint's weights are quantised; keys and values then need no more than bfloat16.
     """
     if asked is not None:
         return asked
+    if is_quantized and is_own_choice:
+        return torch.bfloat16
     stands_in = is_own_choice and (checkpoint, computed) == (torch.bfloat16, torch.float32)
     return checkpoint if stands_in else computed
 

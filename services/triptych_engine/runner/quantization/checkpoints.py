@@ -19,6 +19,10 @@ from triptych_engine.runner.quantization.tensor import QuantizedModules, Quantiz
 
 #: Formats of compressed-tensors that are read.
 _COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
+#: Ends of the names of tensors that a checkpoint may have in addition.
+_NEEDLESS = (".rotary_emb.inv_freq", "lm_head.weight", ".weight_shape", ".weight_g_idx", ".input_scale", ".input_zero_point")
+#: Keys of a `quantization_config` that change how a model is computed.
+_CHANGES = ("transform_config", "dynamic", "sparsity_config", "kv_cache_scheme")
 
 
 def quantization_of(config: PretrainedConfig) -> dict[str, Any] | None:
@@ -35,6 +39,11 @@ def unsupported_quantization(config: PretrainedConfig) -> str | None:
     if found is None:
         return None
     method = found.get("quant_method")
+    change = next((key for key in _CHANGES if found.get(key)), None)
+    if change is not None:
+        return f"its {change} in quantization_config is not supported"
+    if any(getattr(config.get_text_config(), name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+        return "it has experts, and its weights are quantised; that is supported for models without experts"
     if method == "gptq":
         return None if found.get("bits") in (4, 8) else f"its GPTQ weights have {found.get('bits')} bits; 4 and 8 are supported"
     if method == "awq":
@@ -66,6 +75,7 @@ def load_quantized(path: Path, cls: type[PreTrainedModel], config: PretrainedCon
     model = empty_model(cls, config)
     source = _SafetensorsSource(path, quantization_of(config) or {})
     fill_model(model, source, modules, path)
+    source.check_all_read()
     return model
 
 
@@ -74,10 +84,17 @@ class _SafetensorsSource:
 
     def __init__(self, path: Path, quantization: Mapping[str, Any]) -> None:
         self._path, self._quantization = path, quantization
+        self._read_names: set[str] = set()
         self._files = {name: handle for file in weight_files(path) for handle in [_open(file)] for name in _names(handle)}
 
-    def has(self, name: str) -> bool:
-        return name in self._files
+    def is_tied(self, config: PretrainedConfig) -> bool:
+        return bool(config.tie_word_embeddings)
+
+    def check_all_read(self) -> None:
+        """Raise UnsupportedModelError if the checkpoint has more than was read: it would be computed without that."""
+        left = sorted(name for name in set(self._files) - self._read_names if not name.endswith(_NEEDLESS))
+        if left:
+            raise UnsupportedModelError(f"{self._path} has {len(left)} tensors that are not understood, e.g. {left[0]}")
 
     def quantized(self, name: str, shape: tuple[int, int]) -> QuantizedTensor | None:
         layer = name.removesuffix(".weight")
@@ -113,6 +130,7 @@ class _SafetensorsSource:
 
     def _read(self, name: str) -> torch.Tensor | None:
         handle = self._files.get(name)
+        self._read_names.add(name)
         return None if handle is None else handle.get_tensor(name)
 
     def _misfit(self, name: str, stored: tuple[int, ...], expected: tuple[int, ...]) -> StartupError:
@@ -132,10 +150,9 @@ def _weights_of(layer: str, config: Mapping[str, Any]) -> Mapping[str, Any] | No
     """How compressed-tensors quantised a layer's weights; None if it did not."""
     if any(_matches(layer, pattern) for pattern in config.get("ignore") or ()):
         return None
-    for group in config.get("config_groups", {}).values():
-        if any(target == "Linear" or _matches(layer, target) for target in group.get("targets", ())):
-            return group.get("weights")
-    return None
+    targets = [(target, group) for group in config.get("config_groups", {}).values() for target in group.get("targets", ())]
+    targets.sort(key=lambda pair: (pair[0] == "Linear", pair[0].startswith("re:")))  # a name, then patterns, then the class
+    return next((group["weights"] for target, group in targets if target == "Linear" or _matches(layer, target)), None)
 
 
 def _matches(layer: str, pattern: str) -> bool:

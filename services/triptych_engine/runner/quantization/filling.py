@@ -23,8 +23,8 @@ class WeightSource(Protocol):
     def plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
         """A parameter that is not quantised, as float32; None if there is none."""
 
-    def has(self, name: str) -> bool:
-        """Whether there is a parameter of this name."""
+    def is_tied(self, config: PretrainedConfig) -> bool:
+        """Whether an output head that has no weight shares the embedding's."""
 
 
 def empty_model(cls: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
@@ -41,7 +41,7 @@ def fill_model(model: PreTrainedModel, source: WeightSource, modules: QuantizedM
         UnsupportedModelError: a weight is quantised that cannot be.
         StartupError: the checkpoint lacks parameters of the model.
     """
-    embedding = model.get_input_embeddings()
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     for name, module in list(model.named_modules()):
         weight = getattr(module, "weight", None)
         if isinstance(weight, torch.Tensor) and weight.dim() == 2:
@@ -53,7 +53,11 @@ def fill_model(model: PreTrainedModel, source: WeightSource, modules: QuantizedM
         if parameter.is_meta and (value := source.plain(name, tuple(parameter.shape))) is not None:
             parent, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, nn.Parameter(value, requires_grad=False))
-    _tie(model, embedding, source, modules)
+    if head is not None and model.get_output_embeddings() is head and head.weight.is_meta and source.is_tied(model.config):
+        if model.get_input_embeddings() is embedding:
+            head.weight = embedding.weight
+        else:
+            model.set_output_embeddings(modules.tied_linear(model.get_input_embeddings()))
     missing = sorted(name for name, parameter in model.named_parameters() if parameter.is_meta)
     if missing:
         raise StartupError(f"the checkpoint in {path} lacks {len(missing)} weights, e.g. {missing[0]}; fetch the model again")
@@ -72,15 +76,7 @@ def _quantized_module(
         raise UnsupportedModelError(
             f"{name}.weight is quantised, which is not supported for the weights of {type(module).__name__}"
         )
-    return modules.linear(weight, source.plain(f"{name}.bias", shape[:1]))
-
-
-def _tie(model: PreTrainedModel, original: nn.Module, source: WeightSource, modules: QuantizedModules) -> None:
-    """Let the output head share the embedding's weight, if the checkpoint has only one of them."""
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if head is None or source.has(f"{next(name for name, module in model.named_modules() if module is head)}.weight"):
-        return
-    if embedding is not original:
-        model.set_output_embeddings(modules.tied_linear(embedding))
-    else:
-        head.weight = embedding.weight
+    bias = None if module.bias is None else source.plain(f"{name}.bias", shape[:1])
+    if bias is None and module.bias is not None:
+        raise StartupError(f"the checkpoint lacks 1 weights, e.g. {name}.bias; fetch the model again")
+    return modules.linear(weight, bias)

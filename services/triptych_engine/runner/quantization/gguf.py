@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 from triptych.errors import StartupError, UnsupportedModelError
-from triptych_common.model.gguf import GgufTensor, read_gguf_header
+from triptych_common.model.gguf import ARCHITECTURES, GgufTensor, read_gguf_header
 
 from triptych_engine.runner.quantization.filling import empty_model, fill_model
 from triptych_engine.runner.quantization.formats import QuantizedRows
 from triptych_engine.runner.quantization.gguf_blocks import BLOCK_TYPES
-from triptych_engine.runner.quantization.gguf_names import ARCHITECTURES, ROPE_FACTORS, row_order, tensor_names
+from triptych_engine.runner.quantization.gguf_names import ROPE_FACTORS, row_order, tensor_names
 from triptych_engine.runner.quantization.tensor import QuantizedModules, QuantizedTensor
 
 _PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -60,8 +60,8 @@ class _GgufSource:
     def __exit__(self, *_: object) -> None:
         del self._bytes  # the mapping ends with the last tensor that was read from it
 
-    def has(self, name: str) -> bool:
-        return name in self._tensors
+    def is_tied(self, config: PretrainedConfig) -> bool:
+        return True
 
     def quantized(self, name: str, shape: tuple[int, int]) -> QuantizedTensor | None:
         tensor = self._checked(name, shape)
@@ -94,6 +94,8 @@ class _GgufSource:
     def rope_factors(self) -> torch.Tensor | None:
         """Divisors of the frequencies of rotary embeddings, float32."""
         tensor = self._header.tensors.get(ROPE_FACTORS)
+        if tensor is not None and tensor.type != "F32":
+            raise UnsupportedModelError(f"tensor {tensor.name} of {self._file} is {tensor.type}; it must be F32")
         return None if tensor is None else torch.from_numpy(self._raw(tensor).copy()).view(torch.float32)
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> GgufTensor | None:

@@ -8,8 +8,6 @@ import gguf
 import numpy as np
 from transformers import PretrainedConfig
 
-#: Architectures in GGUF that are served -> the model types of their configurations. Each has a test against transformers.
-ARCHITECTURES = {"llama": ("llama", "mistral"), "qwen2": ("qwen2",), "qwen3": ("qwen3",)}
 #: Divisors of the frequencies of rotary embeddings, which the converter computes for Llama 3.
 ROPE_FACTORS = "rope_freqs.weight"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from triptych.errors import UnsupportedModelError
+from triptych.errors import StartupError, UnsupportedModelError
 
 from triptych_engine.runner.quantization.formats import GROUP, Q4_ZERO, Q4_ZERO_32, Q8, QuantFormat, QuantizedRows
 from triptych_engine.runner.quantization.tensor import QuantizedTensor
@@ -36,8 +36,14 @@ class PackedWeight:
     group_size: int
 
     def tensor(self, name: str) -> QuantizedTensor:
-        """The weight in one of the formats. Raises UnsupportedModelError if there is none; the message has the name."""
+        """The weight in one of the formats.
+
+        Raises:
+            UnsupportedModelError: there is none for it. The message has the name.
+            StartupError: its parts do not fit together.
+        """
         form, repeats = self._format(name)
+        self._check(name)
         scales = self.scales.half()
         lost = (scales.float() - self.scales.float()).abs() > _HALF_TOLERANCE * self.scales.float().abs()
         if lost.any():
@@ -51,6 +57,18 @@ class PackedWeight:
 
         out_features, in_features = self.values.shape
         return QuantizedTensor(form, out_features, in_features, read)
+
+    def _check(self, name: str) -> None:
+        rows, columns = self.values.shape
+        expected = (rows, -(-columns // self.group_size))
+        for what, part in (("scales", self.scales), ("zero points", self.zeros)):
+            if tuple(part.shape) != expected:
+                raise StartupError(
+                    f"{name} has {list(part.shape)} {what} for {[rows, columns]} weights in groups of {self.group_size}; "
+                    f"{list(expected)} are needed"
+                )
+        if self.bits < 8 and (self.values >> self.bits).any():
+            raise StartupError(f"{name} has values of more than {self.bits} bits")
 
     def _format(self, name: str) -> tuple[QuantFormat, int]:
         """The format, and the number of its blocks in a group."""
@@ -83,7 +101,7 @@ def read_gptq(read: Read, config: Mapping[str, Any], name: str) -> PackedWeight 
     if scales is None or zeros is None:
         raise UnsupportedModelError(f"{name} has a qweight without scales and qzeros")
     values = unpack_words(packed.t(), bits)
-    size = config["group_size"] if config["group_size"] > 0 else values.shape[1]
+    size = _group_size(config, values.shape[1])
     if order is not None and not torch.equal(order.long(), torch.arange(values.shape[1]) // size):
         raise UnsupportedModelError(f"{name} orders its inputs by activation (desc_act), which is not supported")
     added = 0 if config.get("checkpoint_format") == "gptq_v2" else 1  # the first version stores zero points less one
@@ -104,7 +122,7 @@ def read_awq(read: Read, config: Mapping[str, Any], name: str) -> PackedWeight |
         return unpack_words(words, 4).unflatten(1, (-1, 8))[..., list(_AWQ_ORDER)].flatten(1).t().contiguous()
 
     values = outputs(packed)
-    size = config["group_size"] if config["group_size"] > 0 else values.shape[1]
+    size = _group_size(config, values.shape[1])
     return PackedWeight(values, scales.t().contiguous(), outputs(zeros), 4, size)
 
 
@@ -123,17 +141,29 @@ def read_compressed(read: Read, config: Mapping[str, Any], name: str) -> PackedW
         shape = read("weight_shape")
         values = unpack_words(packed, bits)
         values = values if shape is None else values[:, : int(shape[1])]
-    else:
-        values = (plain.view(torch.uint8) ^ 0x80) if plain is not None else torch.empty(0)
+    elif plain is not None:
+        values = _unsigned(plain, bits)
     out_features, in_features = values.shape
-    scales = scales.reshape(-1, 1).expand(out_features, 1) if scales.dim() < 2 else scales
-    size = in_features if scales.shape[1] == 1 else -(-in_features // scales.shape[1])
+    scales = scales.reshape(1, 1).expand(out_features, 1) if scales.numel() == 1 else scales.reshape(scales.shape[0], -1)
+    size = _group_size(config, in_features)
     order = read("weight_g_idx")
     if order is not None and not torch.equal(order.long(), torch.arange(in_features) // size):
         raise UnsupportedModelError(f"{name} orders its inputs by activation (actorder), which is not supported")
-    zeros = torch.full(scales.shape, 1 << bits - 1, dtype=torch.uint8)
-    if (given := read("weight_zero_point")) is not None and not config.get("symmetric", True):
-        zeros = unpack_words(given.t(), bits).t()[:out_features] if packed is not None else given.view(torch.uint8) ^ 0x80
-    return PackedWeight(
-        values.contiguous(), scales, zeros.contiguous(), bits, size if size % GROUP == 0 else -(-size // GROUP) * GROUP
-    )
+    given = read("weight_zero_point")
+    if given is None:
+        zeros = torch.full(scales.shape, 1 << bits - 1, dtype=torch.uint8)
+    elif given.dtype == torch.int32:
+        zeros = unpack_words(given.t(), bits).t()[:out_features]
+    else:
+        zeros = _unsigned(given.reshape(given.shape[0], -1), bits)
+    return PackedWeight(values.contiguous(), scales, zeros.contiguous(), bits, size)
+
+
+def _unsigned(signed: torch.Tensor, bits: int) -> torch.Tensor:
+    return (signed.short() + (1 << bits - 1)).to(torch.uint8)
+
+
+def _group_size(config: Mapping[str, Any], in_features: int) -> int:
+    """With a scale per output, a multiple of 32: the last group of a row need not be whole."""
+    size = config.get("group_size") or -1
+    return int(size) if size > 0 else -(-in_features // GROUP) * GROUP

@@ -143,6 +143,13 @@ def test_what_is_wrong_is_named_with_its_tensor(tmp_path: Path):
         load(tmp_path)
 
 
+def test_a_missing_bias_is_named(tmp_path: Path):
+    save_gguf_model(tmp_path, "qwen2", ["Q8_0"])
+    rewrite(tmp_path / "model.gguf", without("blk.0.attn_q.bias"))
+    with pytest.raises(StartupError, match=r"lacks 1 weights, e\.g\. model\.layers\.0\.self_attn\.q_proj\.bias"):
+        load(tmp_path)
+
+
 def test_an_architecture_that_is_not_known_is_named(tmp_path: Path):
     save_gguf_model(tmp_path, "llama")
     content = (tmp_path / "model.gguf").read_bytes().replace(b"llama", b"mamba")

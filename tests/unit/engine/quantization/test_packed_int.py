@@ -90,6 +90,16 @@ def compressed_int8(weight: torch.Tensor, bits: int, group: int, symmetric: bool
     return {"weight": (values - 128).to(torch.int8), "weight_scale": scales}
 
 
+def compressed_plain(weight: torch.Tensor, bits: int, group: int, symmetric: bool) -> Tensors:
+    values, scales, zeros = quantised(weight, bits, group, symmetric)
+    middle = 1 << bits - 1
+    return {
+        "weight": (values - middle).to(torch.int8),
+        "weight_scale": scales,
+        "weight_zero_point": (zeros - middle).to(torch.int8),
+    }
+
+
 def groups_config(bits: int, group: int, symmetric: bool, form: str, **more: Any) -> dict[str, Any]:
     strategy = "group" if group > 0 else "channel"
     weights = {
@@ -119,16 +129,17 @@ CASES: dict[str, Case] = {
     "awq-64": (awq, 4, 64, False, {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "GEMM"}),
     "compressed-4": (compressed, 4, 128, True, groups_config(4, 128, True, "pack-quantized")),
     "compressed-4-asymmetric": (compressed, 4, 128, False, groups_config(4, 128, False, "pack-quantized")),
+    "compressed-4-plain": (compressed_plain, 4, 128, False, groups_config(4, 128, False, "int-quantized")),
     "compressed-8": (compressed_int8, 8, -1, True, groups_config(8, -1, True, "int-quantized")),
 }
 
 
-def save_quantised(path: Path, case: Case) -> PreTrainedModel:
+def save_quantised(path: Path, case: Case, **changes: Any) -> PreTrainedModel:
     """A checkpoint as the format's tools write it. Returns the model as transformers computes it."""
     pack, bits, group, symmetric, config = case
     torch.manual_seed(0)
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
-    model = AutoModelForCausalLM.from_config(a_tiny_llama_config(**sizes)).eval().requires_grad_(False)
+    model = AutoModelForCausalLM.from_config(a_tiny_llama_config(**(sizes | changes))).eval().requires_grad_(False)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.1)
@@ -164,7 +175,13 @@ def test_the_logits_are_those_of_the_dequantised_weights(name: str, tmp_path: Pa
 
 def test_formats_that_take_least_memory_are_chosen():
     weight = torch.randn(64, 256)
-    readers = {gptq: read_gptq, awq: read_awq, compressed: read_compressed, compressed_int8: read_compressed}
+    readers = {
+        gptq: read_gptq,
+        awq: read_awq,
+        compressed: read_compressed,
+        compressed_plain: read_compressed,
+        compressed_int8: read_compressed,
+    }
     formats = {"gptq-asymmetric-32": Q4_ZERO_32, "awq-64": Q4_ZERO_32, "gptq-8": Q8, "compressed-8": Q8}
     for name in CASES:
         pack, bits, group, symmetric, config = CASES[name]
@@ -179,6 +196,10 @@ REFUSALS = {
     "fp8": ({"quant_method": "fp8"}, r"quantised by 'fp8'; supported are gptq, awq, compressed-tensors with integers, and GGUF"),
     "3 bits": (CASES["gptq"][4] | {"bits": 3}, "its GPTQ weights have 3 bits; 4 and 8 are supported"),
     "awq gemv": (CASES["awq"][4] | {"version": "gemv"}, "its AWQ weights are packed for 'gemv'; 'gemm' is supported"),
+    "rotated": (
+        CASES["compressed-4"][4] | {"transform_config": {"a": 1}},
+        "its transform_config in quantization_config is not supported",
+    ),
     "sparse": (groups_config(4, 128, True, "marlin-24"), "by compressed-tensors as marlin-24 with 4 bits of int"),
 }
 
@@ -216,6 +237,15 @@ LAYER = "model.layers.1.mlp.down_proj"
         ("gptq", "qzeros", None, UnsupportedModelError, rf"{LAYER} has a qweight without scales and qzeros"),
         ("gptq", "qweight", lambda words: words[:, :-8], StartupError, rf"{LAYER} has the shape \[248, 512\], not \[256, 512\]"),
         ("gptq-8", "qzeros", lambda words: words + 1, UnsupportedModelError, rf"{LAYER} has 8 bits and zero points"),
+        (
+            "gptq",
+            "scales",
+            lambda scales: scales[::2],
+            StartupError,
+            rf"{LAYER} has \[256, 2\] scales for .* \[256, 4\] are needed",
+        ),
+        ("compressed-4-plain", "weight", lambda values: values + 8, StartupError, rf"{LAYER} has values of more than 4 bits"),
+        ("awq", "act.scales", None, UnsupportedModelError, rf"has 1 tensors that are not understood, e\.g\. {LAYER}\.act\.scales"),
         ("gptq", "qweight", None, StartupError, rf"lacks 1 weights, e\.g\. {LAYER}\.weight"),
     ],
 )
@@ -224,8 +254,10 @@ def test_what_is_wrong_is_named_with_its_layer(
 ):
     save_quantised(tmp_path, CASES[case])
     tensors = load_file(tmp_path / "model.safetensors")
-    value = tensors.pop(f"{LAYER}.{part}")
-    if change is not None:
+    value = tensors.pop(f"{LAYER}.{part}", None)
+    if value is None:  # one that does not belong there
+        tensors[f"{LAYER}.{part}"] = torch.ones(4)
+    elif change is not None:
         tensors[f"{LAYER}.{part}"] = change(value).contiguous()
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(error, match=reason):
@@ -245,4 +277,40 @@ def test_layers_that_are_left_out_stay_as_they_are(tmp_path: Path):
     runner = load(tmp_path)
     prompt = [i * 37 % 90 for i in range(40)]
     similarity = nn.functional.cosine_similarity(runner.prompt_logits(prompt), model(torch.tensor([prompt])).logits[0], dim=-1)
+    assert similarity.median() > 0.999
+
+
+def test_a_quantised_output_head(tmp_path: Path):
+    case = CASES["gptq"]
+    model = save_quantised(tmp_path, case, vocab_size=96)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["lm_head.weight"]
+    tensors |= {f"lm_head.{part}": value for part, value in gptq(model.lm_head.weight.data, 4, 128, symmetric=True).items()}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    prompt = [i * 37 % 90 for i in range(40)]
+    expected = model(torch.tensor([prompt])).logits[0]
+    similarity = nn.functional.cosine_similarity(load(tmp_path).prompt_logits(prompt), expected, dim=-1)
+    assert similarity.median() > 0.999
+
+
+def test_a_missing_output_head_is_not_taken_for_a_tied_one(tmp_path: Path):
+    save_quantised(tmp_path, CASES["gptq"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(StartupError, match=r"lacks 1 weights, e\.g\. lm_head\.weight"):
+        load(tmp_path)
+
+
+def test_a_layers_own_group_comes_before_the_one_of_all(tmp_path: Path):
+    pack, bits, group, symmetric, config = CASES["compressed-4-asymmetric"]
+    asymmetric = config["config_groups"]["group_0"]
+    groups = {
+        "group_0": CASES["compressed-4"][4]["config_groups"]["group_0"],
+        "group_1": asymmetric | {"targets": ["re:.*"]},
+    }
+    model = save_quantised(tmp_path, (pack, bits, group, symmetric, config | {"config_groups": groups}))
+    prompt = [i * 37 % 90 for i in range(40)]
+    expected = model(torch.tensor([prompt])).logits[0]
+    similarity = nn.functional.cosine_similarity(load(tmp_path).prompt_logits(prompt), expected, dim=-1)
     assert similarity.median() > 0.999
