@@ -70,7 +70,7 @@ def parts(rows: QuantizedRows) -> tuple[np.ndarray, np.ndarray, int]:
 
 def reference(x: torch.Tensor, weight: QuantizedRows, bias: torch.Tensor | None) -> torch.Tensor:
     """x: [rows, in], bias: [out], fp32. Sums over a part are exact; the rest is fp32, part after part."""
-    out = np.zeros((len(x), len(weight.values)), np.float32) if bias is None else np.tile(bias.numpy(), (len(x), 1))
+    out = np.zeros((len(x), len(weight.values)), np.float32)
     scale, minimum, size = parts(weight)
     with np.errstate(all="ignore"):
         for begin in range(0, x.shape[1], GROUP):
@@ -87,7 +87,7 @@ def reference(x: torch.Tensor, weight: QuantizedRows, bias: torch.Tensor | None)
                 sums = halves[0] + halves[1] if size == GROUP else halves[0]
                 out = fma(products, scale[None, :, part], out)
                 out = fma(np.broadcast_to(sums[:, None], out.shape), minimum[None, :, part], out)
-    return torch.from_numpy(out)
+        return torch.from_numpy(out if bias is None else out + bias.numpy())
 
 
 def pack(kernels: CpuKernels, weight: QuantizedRows) -> PackedQuant:

@@ -1,6 +1,8 @@
 // The operations of elementwise.cpp on one row.
 #pragma once
 
+#include <type_traits>
+
 #include "vector.h"
 
 namespace triptych {
@@ -56,6 +58,15 @@ inline void rope_head(const T* x, const float* weight, const float* cos, const f
 template <class In, class Out>
 inline void silu_mul_row(const In* gate, const In* up, Out* out, int64_t size) {
   int64_t i = 0;
+  if constexpr (std::is_same<In, float>::value && std::is_same<Out, float>::value) {  // in registers, see vector.h
+    for (; i + kRegisterLanes <= size; i += kRegisterLanes) {
+      rf g, u;
+      std::memcpy(&g, gate + i, sizeof g);
+      std::memcpy(&u, up + i, sizeof u);
+      g = silu(g) * u;
+      std::memcpy(out + i, &g, sizeof g);
+    }
+  }
   for (; i + kLanes <= size; i += kLanes) store(out + i, silu(load(gate + i)) * load(up + i));
   for (; i < size; i++) convert(silu(splat(to_float(gate[i])))[0] * to_float(up[i]), out[i]);
 }

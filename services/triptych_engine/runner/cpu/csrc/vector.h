@@ -124,9 +124,10 @@ inline V tanh_of(V x) {  // through e^(-2|x|), which never overflows
   V t = (1.0f - e) / (1.0f + e);
   return x < 0.0f ? -t : t;
 }
-inline vf silu(vf x) {  // x * sigmoid(x), through e^(-|x|), which never overflows
-  vf e = exp_nonpositive(x < 0.0f ? x : -x);
-  return x * (x < 0.0f ? e : splat(1.0f)) / (1.0f + e);
+template <class V>
+[[gnu::always_inline]] inline V silu(V x) {  // x * sigmoid(x), through e^(-|x|), which never overflows
+  V e = exp_nonpositive(x < 0.0f ? x : -x);
+  return x * (x < 0.0f ? e : splat<V>(1.0f)) / (1.0f + e);
 }
 // By halves, which are vectors again: four operations in sequence, not fifteen.
 inline float max_of(vf v) {
