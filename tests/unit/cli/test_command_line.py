@@ -96,7 +96,7 @@ def test_service_flags_are_taken_out_with_their_values() -> None:
         (["--frontend-port", "65500"], "leaves no room for the control port"),
         (["--max-model-len", "0"], "--max-model-len: '0' is not a number of at least 1"),
         (["--log-level", "LOUD"], "'LOUD' is not one of"),
-        (["--quantization", "int4"], "'int4' is not one of none, int8"),
+        (["--quantization", "int3"], "'int3' is not one of none, int8, int4"),
     ],
 )
 def test_bad_flags_are_refused_before_anything_starts(args: list[str], message: str) -> None:

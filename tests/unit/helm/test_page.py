@@ -24,7 +24,7 @@ def test_examples_render(values: dict[str, Any]) -> None:
 def test_the_messages_are_helms() -> None:
     model = {"name": "a", "model": "org/a", "engine": {"settings": {"max_num_seqs": 5000}}}
     with pytest.raises(HelmError) as refused:
-        render({"models": [model], "engine": {"settings": {"max_num_seq": 1, "quantization": "int4"}}})
+        render({"models": [model], "engine": {"settings": {"max_num_seq": 1, "quantization": "int3"}}})
     (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
     for line in shown.splitlines():
         assert line in str(refused.value)

@@ -36,7 +36,7 @@ def test_secrets_are_given_by_reference_only() -> None:
 def test_ranges_and_choices_are_those_of_the_settings() -> None:
     engine = schema()["definitions"]["engineSettings"]["properties"]
     assert (engine["max_num_seqs"]["minimum"], engine["max_num_seqs"]["maximum"]) == (1, 4096)
-    assert engine["quantization"]["enum"] == ["none", "int8"]
+    assert engine["quantization"]["enum"] == ["none", "int8", "int4"]
     assert engine["num_threads"]["type"] == "integer"  # absent rather than null
 
 
@@ -58,8 +58,8 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "a secret in plain sight": ({"gateway": {"settings": {"api_key": "x"}}}, ("gateway.settings", '"api_key"')),
     "no choice of a setting": (
-        {"engine": {"settings": {"quantization": "int4"}}},
-        ("engine.settings.quantization", '"none", "int8"'),
+        {"engine": {"settings": {"quantization": "int3"}}},
+        ("engine.settings.quantization", '"none", "int8", "int4"'),
     ),
     "no size": ({"engine": {"settings": {"kv_cache_memory": "much"}}}, ("engine.settings.kv_cache_memory", "[KMGTkmgt]")),
     "a text for a number": (
