@@ -66,7 +66,7 @@ _SMOLLM2 = BuiltinModel(
     member_suffix=".gguf",
     license="Apache-2.0",
 )
-#: The same weights in their 4 bits: the smallest and, on most CPUs, the fastest.
+#: The same weights as they are in the GGUF file, in 4 and 8 bits.
 _SMOLLM2_GGUF = replace(_SMOLLM2, name="smollm2-135m-instruct-q4_1", keeps_gguf=True)
 _MINILM = BuiltinModel(
     name="all-minilm-l6-v2",

@@ -129,15 +129,20 @@ def test_what_is_wrong_is_named_with_its_tensor(tmp_path: Path):
     down = "blk.1.ffn_down.weight"
     refused(StartupError, r"lacks 1 weights, e\.g\. model\.layers\.1\.mlp\.down_proj\.weight", without(down))
     refused(StartupError, r"lacks 1 weights, e\.g\. model\.norm\.weight", without("output_norm.weight"))
-    renamed = lambda name, *rest: ("blk.1.ffn_mystery.weight" if name == down else name, *rest)  # noqa: E731
+    zeros = np.zeros((256, 512 // 256 * 84), np.uint8)
+
+    def renamed(name: str, *rest: Any) -> Any:
+        return ("blk.1.ffn_mystery.weight" if name == down else name, *rest)
+
+    def shorter(name: str, data: np.ndarray, kind: Any) -> Any:
+        return name, data[:-1] if name == down else data, kind
+
+    def of_2_bits(name: str, data: np.ndarray, kind: Any) -> Any:
+        return (name, zeros, gguf.GGMLQuantizationType.Q2_K) if name == down else (name, data, kind)
+
     refused(UnsupportedModelError, r"does not know, e\.g\. blk\.1\.ffn_mystery\.weight", renamed)
-    shorter = lambda name, data, kind: (name, data[:-1] if name == down else data, kind)  # noqa: E731
     refused(StartupError, r"tensor blk\.1\.ffn_down\.weight has the shape \[255, 512\], not \[256, 512\]", shorter)
-    other = gguf.GGMLQuantizationType.Q2_K
-    q2 = lambda name, data, kind: (  # noqa: E731
-        (name, np.zeros((256, 512 // 256 * 84), np.uint8), other) if name == down else (name, data, kind)
-    )
-    refused(UnsupportedModelError, r"tensor blk\.1\.ffn_down\.weight of .* is Q2_K; supported are Q4_0, .*Q6_K, F32", q2)
+    refused(UnsupportedModelError, r"tensor blk\.1\.ffn_down\.weight of .* is Q2_K; supported are Q4_0, .*Q6_K, F32", of_2_bits)
     file.write_bytes(content[:-100])
     with pytest.raises(StartupError, match=r"model\.gguf is damaged: it has [0-9,]+ bytes and ends before the end of tensor"):
         load(tmp_path)
