@@ -17,7 +17,7 @@ from triptych_engine.runner.cpu.quant_kernels import PackedQuant
 from triptych_engine.runner.quantization.formats import FORMATS, GROUP, ON_THE_FLY, Q8, QuantFormat, QuantizedRows, quantize_rows
 
 TINIEST = np.float32(1e-30)
-SUBGROUP = 8  # as in quant_dot.h
+SUBGROUP = 8  # as in quant_inputs.h
 KernelsOf = Callable[[str], CpuKernels]
 formats = pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 
