@@ -5,10 +5,13 @@
 Prints, over the positions of each text: perplexity, how often the likeliest token is float32's, the mean Kullback-Leibler
 divergence from the distribution in float32, and the root mean square error of the logits (their mean removed: a common shift
 changes no probability), by itself and relative to the logits.
+
+A checkpoint whose weights are quantised is compared with its own weights, dequantised, and inputs in float32.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +23,11 @@ set_torch_environment()  # as the engine does before torch is imported
 import torch  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
-from triptych_common.model.store import TEXT_MODEL, resolve_model  # noqa: E402
+from triptych_common.model.store import TEXT_MODEL, read_json, resolve_model  # noqa: E402
+from triptych_common.model.weights import gguf_file  # noqa: E402
+from triptych_engine.runner.cpu.kernels import load_kernels  # noqa: E402
+from triptych_engine.runner.cpu.linear.quant import CpuQuantizedModules  # noqa: E402
+from triptych_engine.runner.model.loader import load_model  # noqa: E402
 from triptych_engine.settings import EngineSettings  # noqa: E402
 
 from benchmarks.engine.local import load_engine  # noqa: E402
@@ -33,7 +40,10 @@ _OURS: dict[str, dict[str, str]] = {
     "cache float32": {"kv_cache_dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
 }
+#: Those that a checkpoint with quantised weights has.
+_OF_QUANTIZED = ("default", "cache float32")
 
 
 def transformers_logits(path: Path, dtype: torch.dtype, texts: Sequence[list[int]]) -> list[torch.Tensor]:
@@ -41,6 +51,19 @@ def transformers_logits(path: Path, dtype: torch.dtype, texts: Sequence[list[int
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
     with torch.inference_mode():
         return [model(torch.tensor([token_ids])).logits[0].float() for token_ids in texts]
+
+
+def dequantized_logits(path: Path, texts: Sequence[list[int]]) -> list[torch.Tensor]:
+    """The same of a quantised checkpoint, with its exact weights."""
+    kernels = load_kernels()
+    if kernels is None:
+        raise SystemExit("quantised checkpoints need the CPU kernels")
+    modules, longest = CpuQuantizedModules(kernels.quant), max(map(len, texts))
+    cpu = torch.device("cpu")
+    model = load_model(path, path.name, dtype=None, device=cpu, max_model_len=longest, quantized_modules=modules).model
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        return [model(torch.tensor([token_ids])).logits[0] for token_ids in texts]
 
 
 def engine_logits(path: Path, settings: dict[str, str], texts: Sequence[list[int]]) -> list[torch.Tensor]:
@@ -73,9 +96,11 @@ def main() -> None:
     path = resolve_model(options.model)
     tokenizer = AutoTokenizer.from_pretrained(path)
     texts = [tokenizer(text.read_text())["input_ids"][: options.num_tokens] for text in options.text]
-    exact = transformers_logits(path, torch.float32, texts)
-    ways = {"transformers, bfloat16": lambda: transformers_logits(path, torch.bfloat16, texts)}
-    ways |= {f"triptych, {name}": lambda own=own: engine_logits(path, own, texts) for name, own in _OURS.items()}  # type: ignore[misc]
+    is_quantized = gguf_file(path) is not None or "quantization_config" in read_json(path / "config.json")
+    exact = dequantized_logits(path, texts) if is_quantized else transformers_logits(path, torch.float32, texts)
+    ways = {} if is_quantized else {"transformers, bfloat16": lambda: transformers_logits(path, torch.bfloat16, texts)}
+    for name in _OF_QUANTIZED if is_quantized else _OURS:
+        ways[f"triptych, {name}"] = functools.partial(engine_logits, path, _OURS[name], texts)
     for name, compute in {"transformers, float32": lambda: exact, **ways}.items():
         for text, token_ids, logits, expected in zip(options.text, texts, compute(), exact, strict=True):
             report(f"{text.name}: {name}", token_ids, logits, expected)

@@ -85,7 +85,9 @@ def serve(
     max_model_len: Annotated[list[str] | None, typer.Option(help="Longest sequence, in tokens, or NAME=TOKENS.")] = None,
     quantization: Annotated[
         list[str] | None,
-        typer.Option(help="int8: faster on CPUs, a little less exact; int4: the smallest; or NAME=int8.  [default: none]"),
+        typer.Option(
+            help="int8: faster on CPUs, a little less exact; int4: the smallest, for large models; or NAME=int8.  [default: none]"
+        ),
     ] = None,
     task: Annotated[
         list[str] | None,

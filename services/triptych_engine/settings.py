@@ -34,7 +34,7 @@ class EngineSettings(GrpcServiceSettings):
         Literal["none", "int8", "int4"],
         Field(
             description="Store the weights of linear layers in 8 or 4 bits, on CPUs. int8: faster, a little less exact. "
-            "int4: the smallest, less exact."
+            "int4: the smallest; small models lose much by it."
         ),
     ] = "none"
     batch_invariant: Annotated[
