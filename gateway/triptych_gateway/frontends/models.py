@@ -61,7 +61,7 @@ class ServedModels:
         """Wait until a frontend of this model is there, but not longer than `wait_s`. Then the caller finds none.
 
         If one was there a moment ago, as in a rolling restart, the wait is at least the pool's time of grace. A model that sleeps
-        is woken, which may take as long as others need to finish their work.
+        is woken, which may take as long as others need to finish their work. A model that is unloaded meanwhile is not waited for.
 
         Args:
             messages: what the request keeps in memory while it waits.
@@ -94,7 +94,9 @@ class ServedModels:
             if was_asleep := self._wake is not None and bool(name) and await self._wake(name):
                 wait_s = max(wait_s, GRACE_S)
             if wait_s > 0:
-                await self._pool.until(lambda: self.is_served(model, needs_engine), wait_s)
+                await self._pool.until(lambda: self.is_served(model, needs_engine) or self._is_unknown(model), wait_s)
+            if self._is_unknown(model):
+                raise self.unknown(model)
             return was_asleep
         finally:
             self.num_waiting[name] -= 1
@@ -111,9 +113,13 @@ class ServedModels:
         if not model and len(names) > 1:
             served = _visible(names)
             raise InvalidRequestError(f"several models are served; name one of them: {served}", field="model", limit=served)
-        # Without any name, no frontend was reached yet.
-        if model and names and model not in names:
+        if self._is_unknown(model):
             raise self.unknown(model)
+
+    def _is_unknown(self, model: str) -> bool:
+        """Whether other models are known, and this one is not. Without any name, no frontend was reached yet."""
+        names = self.names
+        return bool(model and names) and model not in names
 
     def unknown(self, model: str) -> ModelNotFoundError:
         """The error of a request that names another model."""

@@ -184,6 +184,31 @@ async def test_a_request_waits_for_a_model_that_is_scaled_from_zero(tmp_path: Pa
     assert (answer.status_code, answer.json()["model"]) == (200, "big")
 
 
+async def test_a_model_that_is_unloaded_is_not_waited_for(tmp_path: Path) -> None:
+    addresses, leaving = tmp_path / "frontends", FakeFrontend()
+    leaving.model = common_pb2.ModelInfo(name="big", fingerprint="b" * 16, max_model_len=1024)
+    leaving.instance = common_pb2.Instance(id="big", state=common_pb2.SERVER_STATE_SERVING)
+    async with running(FakeFrontend()) as first, AsyncExitStack() as life:
+        second = await life.enter_async_context(running(leaving))
+        addresses.write_text(f"{first}\n{second}\n")
+        app = create_app(GatewaySettings(frontend_addresses=(f"file:{addresses}",), model_wait_s=60))
+        async with app.router.lifespan_context(app), client_of(app) as client, asyncio.timeout(20):
+            await until(lambda: len(app.state.gateway.pool.ready) == 2)
+            await life.aclose()  # the manager ends it before the file loses its name
+            await until(lambda: len(app.state.gateway.pool.ready) == 1)
+            asked = [
+                asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"model": "big"})),
+                asyncio.create_task(client.post("/tokenize", json={"model": "big", "prompt": "Hi"})),
+            ]
+            await until(lambda: app.state.gateway.metrics.waiting_for_model == {"big": 2})
+            new = tmp_path / "new"
+            new.write_text(first)
+            new.replace(addresses)
+            answers = await asyncio.gather(*asked)
+    assert [answer.status_code for answer in answers] == [404, 404]
+    assert "'big'" in answers[0].json()["error"]["message"]
+
+
 async def test_a_request_waits_for_a_frontend_that_was_there_a_moment_ago() -> None:
     """In a rolling restart the last frontend may leave before the gateway has found the one that was restarted first."""
     port = free_port("127.0.0.1")
