@@ -182,7 +182,7 @@ docs: $(VENV)/.dev ## Regenerate what follows from the code: docs/configuration.
 bench: $(VENV)/.dev ## Measure and write benchmarks/results (20 minutes): make bench [ARGS='streams steps', or one part with options: see benchmarks/README.md]
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-report: $(VENV)/.dev ## Write tables and charts of docs/performance.md: make bench-report [ARGS='benchmarks/results/FILE.json ...']
+bench-report: $(VENV)/.dev ## Write tables and charts of docs/architecture/measurements.md: make bench-report [ARGS='benchmarks/results/FILE.json ...']
 	$(BIN)/python -m benchmarks.report $(ARGS)
 
 IMAGES := gateway frontend encoder engine fetch

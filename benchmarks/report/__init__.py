@@ -1,1 +1,1 @@
-"""Tables and charts of docs/performance.md, made of result files."""
+"""Tables and charts of docs/architecture/measurements.md, made of result files."""

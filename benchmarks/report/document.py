@@ -1,4 +1,4 @@
-"""Writes tables and charts of docs/performance.md from files of benchmarks/results/: what `make bench-report` runs.
+"""Writes tables and charts of docs/architecture/measurements.md from files of benchmarks/results/: what `make bench-report` runs.
 
     python -m benchmarks.report                                              # those that the document shows already, again
     python -m benchmarks.report benchmarks/results/2026-01-31-serving.json   # these, in place of what it shows of their kind
@@ -22,8 +22,8 @@ from benchmarks.harness.sitting import RESULTS, new_parser
 from benchmarks.report import clients, encoder, routing, sampling, serving, steps, telemetry
 from benchmarks.report.plots import Chart, draw
 
-DOCUMENT = REPOSITORY / "docs" / "performance.md"
-FIGURES = "figures"
+DOCUMENT = REPOSITORY / "docs" / "architecture" / "measurements.md"
+FIGURES = "../figures"
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def shown_results(document: str) -> list[Path]:
 def write_document(path: Path, document: Path = DOCUMENT) -> None:
     """Put what a results file says into the document, and its charts beside it."""
     results = json.loads(path.read_text(encoding="utf-8"))
-    kind, tables = kind_of(results), render(results, f"../benchmarks/results/{path.name}")
+    kind, tables = kind_of(results), render(results, f"../../benchmarks/results/{path.name}")
     text = replace_between_markers(document.read_text(encoding="utf-8"), kind, tables)
     (document.parent / FIGURES).mkdir(exist_ok=True)
     for name, chart in KINDS[kind].charts(results).items():

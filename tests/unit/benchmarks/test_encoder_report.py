@@ -67,7 +67,8 @@ def test_a_server_alone_has_no_ratios_and_a_peer_no_stages() -> None:
 def test_only_the_part_on_pictures_changes(tmp_path: Path) -> None:
     results = tmp_path / "2026-01-31-encoder.json"
     results.write_text(json.dumps(results_of(turn_of(TRIPTYCH, 0, 123.4, 80))))
-    document = tmp_path / "performance.md"
+    document = tmp_path / "architecture" / "measurements.md"
+    document.parent.mkdir()
     before = DOCUMENT.read_text(encoding="utf-8")
     document.write_text(before, encoding="utf-8")
     write_document(results, document)

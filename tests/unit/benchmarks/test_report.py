@@ -106,12 +106,13 @@ def test_a_document_without_one_pair_of_markers_is_refused(document: str) -> Non
 def test_the_document_of_this_repository_takes_tables(tmp_path: Path) -> None:
     results = tmp_path / "2026-01-31-serving.json"
     results.write_text(json.dumps(results_of(run_of(TRIPTYCH, 0, 123.4))))
-    document = tmp_path / "performance.md"
+    document = tmp_path / "architecture" / "measurements.md"
+    document.parent.mkdir()
     document.write_text(DOCUMENT.read_text(encoding="utf-8"))
     write_document(results, document)
-    assert "../benchmarks/results/2026-01-31-serving.json" in document.read_text()
+    assert "../../benchmarks/results/2026-01-31-serving.json" in document.read_text()
     assert "| 123.4 |" in document.read_text()
-    assert "](figures/serving-throughput.svg)" in document.read_text()
+    assert "](../figures/serving-throughput.svg)" in document.read_text()
     assert "Output tokens per second" in (tmp_path / "figures" / "serving-throughput.svg").read_text()
 
 
@@ -125,7 +126,7 @@ def test_all_that_the_document_shows_can_be_made_again() -> None:
     paths = shown_results(document)
     assert [kind_of(json.loads(path.read_text())) for path in paths] == list(KINDS)
     for path in paths:
-        assert render(json.loads(path.read_text()), f"../benchmarks/results/{path.name}") in document
+        assert render(json.loads(path.read_text()), f"../../benchmarks/results/{path.name}") in document
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)

@@ -151,7 +151,7 @@ def test_the_tables_hold_stages_contexts_and_prompts() -> None:
     assert "| **step** | **20.0** | **30.0** | **700.0** |" in tables
     assert "| 512 | 8 | 45.0 | 11.2 | 5.62 | 1.50 |" in tables
     assert "| 128 | 0.30 | 427 |" in tables
-    assert "](figures/steps-contexts.svg)" in tables
+    assert "](../figures/steps-contexts.svg)" in tables
 
 
 def test_the_charts_show_each_run_once() -> None:
