@@ -33,7 +33,7 @@ TORCH := torch>=2.11,<2.14
 ENGINE_TESTS := tests/unit/common/test_cpu.py tests/unit/common/test_torch_env.py tests/unit/engine tests/unit/encoder \
 	tests/integration/encoder tests/integration/parity
 QEMU_TESTS := tests/unit/common/test_cpu.py tests/unit/common/test_torch_env.py tests/unit/encoder/test_packed_linear.py \
-	$(addprefix tests/unit/engine/cpu/test_, cpu_attention.py cpu_kernels.py kernel_build.py layer_chain.py layer_kernel.py \
+	$(addprefix tests/unit/engine/cpu/test_, cpu_attention.py cpu_kernels.py kernel_build.py decoder.py layer_kernel.py \
 	linear_bf16.py linear_quant.py optimize.py quantization.py) tests/unit/engine/runner/test_sampling_kernels.py \
 	tests/integration/parity/test_bfloat16_parity.py
 INSTALL_TORCH := $(BIN)/python tools/install_torch.py -q -c constraints.txt '$(TORCH)'

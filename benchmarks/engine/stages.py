@@ -92,7 +92,7 @@ class TimedSteps:
         clock.wrap(runner, "sample", SAMPLING)
         model = runner._model.model
         head = model.get_output_embeddings()
-        clock.hook(model, OTHER)
+        clock.wrap(runner._model, "forward", OTHER)
         clock.hook(model.get_input_embeddings(), EMBEDDING)
         clock.hook(head, HEAD)
         inside_head = set(head.modules())

@@ -14,6 +14,7 @@ from triptych_common.model.pooling import PoolingModel
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner.backends import choose_backend
 from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.runner.cpu.decoder.decoder import find_decoder
 from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.runner.cpu.linear.quant import CpuQuantizedModules
 from triptych_engine.runner.cpu.optimize import optimize, quantize
@@ -102,6 +103,7 @@ def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
         why = "its weights are quantised already"
         raise StartupError(f"{config.model_name} cannot be served with --quantization {config.quantization}: {why}")
     optimize(model.model, kernels, *_trial(config, model), form=form, batch_invariant=config.batch_invariant)
+    model.decoder = find_decoder(model.model, kernels, *_trial(config, model))
     gc.collect()
     traits = media_traits(model.model, model.config, model.num_position_axes)
     pooling = config.pooling
@@ -205,6 +207,7 @@ def _quantize(runner: ModelRunner, parts: RunnerParts) -> None:
     model, quantization = parts.model, parts.config.quantization
     token_ids, position_ids = _trial(parts.config, model)
     done = quantize(model.model, token_ids, position_ids)
+    model.decoder = find_decoder(model.model, parts.kernels, token_ids, position_ids)
     if not done.num_layers and not model.is_quantized:
         raise StartupError(f"--quantization {quantization} supports no layer of this model")
     gc.collect()

@@ -45,7 +45,7 @@ class MediaInputs:
             for name in one.embeddings.tensors:
                 if name.startswith("deepstack."):
                     additions.setdefault(int(name.removeprefix("deepstack.")), []).append((start, _rows(one, name)))
-        # Removed afterwards: layers with hooks are not computed in one call (cpu/layer_chain.py).
+        # Removed afterwards: a model whose layers have hooks is not computed in one call (cpu/decoder/decoder.py).
         hooks = [self._layer(layer).register_forward_hook(_adding_rows(rows)) for layer, rows in additions.items()]
         try:
             yield

@@ -6,13 +6,14 @@ On CPUs, in bfloat16 and float32:
 - gated MLPs become two products and one kernel between them;
 - RMS norms become one kernel. Norms and MLPs are recognised by name and verified on random input before they are replaced, so
   that a family with another formula keeps its own modules;
-- decoder layers of the common kind become one kernel, or four products and five kernels (see decoder_layer).
+- decoder layers of the common kind become one kernel, or four products and five kernels (see decoder/layer.py).
 
 In bfloat16 also:
 - if all norms could be replaced, the residual stream is kept in float32: the embedding returns float32, type promotion keeps it
   from layer to layer, and the norms convert it to bfloat16 for the matrix products. This costs almost nothing;
 - the output head returns float32 logits that are not rounded (a bfloat16 logit of 25 is a multiple of 1/8).
-With both, the output distribution is closer to the float32 model's than that of transformers' own bfloat16 (docs/performance.md).
+With both, the output distribution is closer to the float32 model's than that of transformers' own bfloat16
+(docs/architecture/measurements.md).
 
 Linear layers with quantised weights, from the checkpoint or on request, compute with integers in the end. Modules that are built
 from them are verified first, without rounded inputs; `quantize` comes last.
@@ -29,13 +30,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from triptych_engine.runner.cpu.decoder_layer import fuse_layers, join_layers
+from triptych_engine.runner.cpu.decoder.layer import fuse_layers, join_layers
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.linear.layers import Bf16Linear, PackedLinear
 from triptych_engine.runner.cpu.linear.packing import Pack, can_pack, pack
 from triptych_engine.runner.cpu.linear.quant import QuantLinear, UnquantizedLinear
 from triptych_engine.runner.cpu.modules import FusedRMSNorm, GatedMLP, LinearPart, SharedProduct, WideHead
-from triptych_engine.runner.quantization.formats import QuantFormat
+from triptych_engine.runner.quantization.formats import HEAD_ON_THE_FLY, QuantFormat
 
 log = logging.getLogger(__name__)
 #: Largest difference between a module and its replacement that rounding can explain, relative to the largest value.
@@ -72,8 +73,7 @@ def optimize(
         num_norms = _replace(model, lambda module: _fused_norm(module, kernels))
         others = [m for m in model.modules() if "Norm" in type(m).__name__ and not isinstance(m, FusedRMSNorm)]
         wide = model.dtype == torch.bfloat16 and num_norms > 0 and not others
-        if model.dtype == torch.bfloat16:
-            _replace_head(model, kernels, form)
+        _replace_head(model, kernels, form)
         _replace(model, lambda module: _gated_mlp(module, kernels, pack_linears))
     _share_products(model, kernels, pack_linears)
     num_linears = _replace(model, lambda module: _packed_linear(module, kernels, pack_linears))
@@ -183,11 +183,15 @@ def _same(expected: torch.Tensor, got: torch.Tensor) -> bool:
 
 
 def _replace_head(model: PreTrainedModel, kernels: CpuKernels, form: QuantFormat | None) -> None:
+    """Pack the output head, so that its results are float32. One in float32 that stays as it is, is packed like other layers."""
     head = model.get_output_embeddings()
-    if type(head) is nn.Linear:
-        bias = None if head.bias is None else head.bias.data
-        linear = Bf16Linear(head.weight.data, bias, kernels) if form is None else UnquantizedLinear([head], form, kernels.quant)
-        model.set_output_embeddings(WideHead(linear))
+    if type(head) is not nn.Linear or (form is None and model.dtype != torch.bfloat16):
+        return
+    bias = None if head.bias is None else head.bias.data
+    linear = (
+        Bf16Linear(head.weight.data, bias, kernels) if form is None else UnquantizedLinear([head], HEAD_ON_THE_FLY, kernels.quant)
+    )
+    model.set_output_embeddings(WideHead(linear))
 
 
 def _fused_norm(module: nn.Module, kernels: CpuKernels) -> nn.Module | None:

@@ -10,7 +10,7 @@ import inspect
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import transformers
@@ -41,7 +41,24 @@ NUM_PROBE_TOKENS = 24
 _SIMILARITIES = {"int8": 0.99, "int4": 0.9, "checkpoint": 0.99}
 
 
-@dataclass(slots=True)
+class WholeDecoder(Protocol):
+    """Computes a model without its own forward pass. See cpu/decoder/decoder.py for the arguments."""
+
+    def takes(self, backend: AttentionBackend) -> bool: ...
+
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        backend: AttentionBackend,
+        inputs_embeds: torch.Tensor | None = None,
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass
 class LoadedModel:
     """A language model that uses paged attention."""
 
@@ -62,6 +79,8 @@ class LoadedModel:
     picks_logits: bool
     probe_token_ids: torch.Tensor  # [num_probe_tokens] int64
     probe_logits: torch.Tensor  # [num_probe_tokens, vocab] of transformers' ordinary forward pass
+    #: Used in place of the model's forward pass where it can.
+    decoder: WholeDecoder | None = None
 
     def position_ids(self, positions: torch.Tensor) -> torch.Tensor:
         """Positions in the model's form, from [num_tokens], or from [num_position_axes, num_tokens] if the axes differ."""
@@ -91,6 +110,9 @@ class LoadedModel:
         Returns:
             [n, vocab_size].
         """
+        if self.decoder is not None and self.decoder.takes(backend):
+            position_ids = self.position_ids(positions)
+            return self.decoder.logits(self.decoder.hidden(token_ids, position_ids, backend, inputs_embeds, logits_indices))
         if self.picks_logits:
             with attending(backend):
                 return self.model(**self._inputs(token_ids, positions, inputs_embeds), logits_to_keep=logits_indices).logits[0]
@@ -105,6 +127,8 @@ class LoadedModel:
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[num_tokens, hidden_size]: the last hidden states of a ragged batch, with arguments as of `forward`."""
+        if self.decoder is not None and self.decoder.takes(backend):
+            return self.decoder.hidden(token_ids, self.position_ids(positions), backend, inputs_embeds)
         with attending(backend):
             inputs = self._inputs(token_ids, positions, inputs_embeds)
             hidden: torch.Tensor = getattr(self.model, self.model.base_model_prefix)(**inputs).last_hidden_state[0]

@@ -52,7 +52,9 @@ Q4_ZERO_32 = QuantFormat("q4-zero-32", 9, 4, 32, "zero")
 FORMATS = (Q4, Q4_MIN, Q5, Q5_MIN, Q8, Q4_NESTED, Q5_NESTED, Q6_NESTED, Q4_ZERO, Q4_ZERO_32)
 
 #: What `--quantization` makes of weights while they are loaded.
-ON_THE_FLY = {"int8": Q8, "int4": Q4}
+ON_THE_FLY = {"int8": Q8, "int4": Q4_MIN}
+#: What it makes of the output head, as the usual GGUF files do: of all layers, its error moves the output most.
+HEAD_ON_THE_FLY = Q8
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +99,49 @@ class QuantizedRows:
 
 
 def quantize_rows(weight: torch.Tensor, form: QuantFormat) -> QuantizedRows:
-    """Quantise a weight, [rows, in] float32, to the nearest values: symmetric, with a scale per block.
+    """Quantise a weight, [rows, in] float32, to the nearest values.
 
-    form: `Q4` or `Q8`. A block with a value that is not finite becomes NaN.
+    Args:
+        form: one without integer scales; with a stored minimum, blocks need not be symmetric.
+
+    Returns:
+        rows of which a block with a value that is not finite is not finite either.
     """
     rows, num_inputs = weight.shape
-    most = 2 ** (form.bits - 1) - 1
     blocks = torch.nn.functional.pad(weight, (0, -num_inputs % form.block)).view(rows, -1, form.block)
-    largest = blocks.abs().amax(-1)
-    scales = (largest / most).half()
+    values, scales, minimums = _between(blocks, form.bits) if form.minimum == "half" else _around_zero(blocks, form.bits)
+    return QuantizedRows(form, values.to(torch.uint8).view(rows, -1)[:, :num_inputs].contiguous(), scales, minimums)
+
+
+def _around_zero(blocks: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Values, scales and no minimums of blocks, [..., block]: symmetric, so that the largest magnitude is kept."""
+    most = 2 ** (bits - 1) - 1
+    scales = (blocks.abs().amax(-1) / most).half()
     inverse = torch.where(scales > 0, 1 / scales.float(), 0)
-    values = (blocks * inverse[..., None]).round().nan_to_num(0).clamp(-most - 1, most) + (most + 1)
-    return QuantizedRows(form, values.to(torch.uint8).view(rows, -1)[:, :num_inputs].contiguous(), scales)
+    return (blocks * inverse[..., None]).round().nan_to_num(0).clamp(-most - 1, most) + (most + 1), scales, None
+
+
+def _between(blocks: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values, scales and minimums of blocks, [..., block]: from the smallest value to the largest, or closer by least squares."""
+    most = 2**bits - 1
+    low, high = blocks.amin(-1), blocks.amax(-1)
+
+    def rounded(scales: torch.Tensor, minimums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        scales, minimums = scales.half(), minimums.half()
+        inverse = torch.where(scales > 0, 1 / scales.float(), 0)
+        values = ((blocks - minimums.float()[..., None]) * inverse[..., None]).round().nan_to_num(0).clamp(0, most)
+        error = (values * scales.float()[..., None] + minimums.float()[..., None] - blocks).square().sum(-1)
+        return values, scales, minimums, error
+
+    values, scales, minimums, error = rounded((high - low) / most, low)
+    # The line through the weights at these values; where they are all equal, there is none.
+    mean_value, mean = values.mean(-1), blocks.mean(-1)
+    around = values - mean_value[..., None]
+    slope = (around * blocks).sum(-1) / around.square().sum(-1)
+    others = rounded(slope.nan_to_num(0), mean - slope.nan_to_num(0) * mean_value)
+    better = others[3] < error
+    return (
+        torch.where(better[..., None], others[0], values),
+        torch.where(better, others[1], scales),
+        torch.where(better, others[2], minimums),
+    )

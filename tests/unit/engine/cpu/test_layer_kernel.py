@@ -13,9 +13,9 @@ from triptych_engine.runner import builder
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.attention import CpuAttention
-from triptych_engine.runner.cpu.decoder_layer import FusedDecoderLayer
+from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer
+from triptych_engine.runner.cpu.decoder.layer_kernel import LayerKernel
 from triptych_engine.runner.cpu.kernels import LINEAR_METHODS, CpuKernels
-from triptych_engine.runner.cpu.layer_kernel import LayerKernel
 from triptych_engine.runner.cpu.linear import packing
 from triptych_engine.runner.model_runner import ModelRunner
 from triptych_engine.runner.sampling.choice import SamplingMetadata
@@ -42,7 +42,7 @@ def _logits(path: Path, dtype: torch.dtype, *, whole: bool, quantization: str = 
     for layer in layers:
         assert layer.kernel is not None
         if not whole:
-            layer.kernel = None
+            layer.kernel = runner._model.decoder = None
     seen: list[torch.Tensor] = []
     sample = runner._sampler.sample
 

@@ -236,12 +236,32 @@ def test_rows_of_zeros_and_of_next_to_nothing_give_the_bias(kernels: CpuKernels)
 
 @pytest.mark.parametrize("form", ON_THE_FLY.values(), ids=lambda form: form.name)
 def test_a_weight_is_quantised_to_the_nearest_values(form: QuantFormat):
-    weight = torch.randn(40, 300, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(40, 320, generator=torch.Generator().manual_seed(0))[:, :300]
     weight[3, 64:96] = 0
+    weight[4, 64:96] = 0.75
     rows = quantize_rows(weight, form)
-    step = torch.nn.functional.pad(weight, (0, 20)).view(40, -1, 32).abs().amax(-1) / (2 ** (form.bits - 1) - 1)
-    error = (rows.dequantize() - weight).abs()
-    assert (error <= 0.501 * step.repeat_interleave(32, 1)[:, :300] + 0.001 * weight.abs()).all()
+    blocks = torch.nn.functional.pad(weight, (0, 20)).view(40, -1, 32)
+    step = blocks.abs().amax(-1) / 127 if form.minimum == "offset" else (blocks.amax(-1) - blocks.amin(-1)) / 15
+    error = torch.nn.functional.pad(rows.dequantize() - weight, (0, 20)).view(40, -1, 32)
+    # Of a value that is anywhere between two steps, and at most half of one away. Scale and minimum are rounded too.
+    root_mean_square = error.square().mean(-1).sqrt()
+    assert (root_mean_square <= 0.5 * step + 0.001).all()
+    assert (root_mean_square / step.clamp(min=1e-9)).median() < 1.02 / 12**0.5
     assert rows.dequantize()[3, 64:96].eq(0).all()
+    assert rows.dequantize()[4, 64:96].sub(0.75).abs().max() < 0.001
+
+
+def test_weights_of_4_bits_need_not_be_symmetric_and_are_closer_than_from_smallest_to_largest():
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) + 5
+    step = (weight.view(64, -1, 32).amax(-1) - weight.view(64, -1, 32).amin(-1))[..., None] / 15
+    low = weight.view(64, -1, 32).amin(-1, keepdim=True)
+    plain = (((weight.view(64, -1, 32) - low) / step).round() * step + low).view(64, -1)
+    got = quantize_rows(weight, ON_THE_FLY["int4"]).dequantize()
+    assert (got - weight).norm() < 0.97 * (plain - weight).norm()
+
+
+@pytest.mark.parametrize("form", ON_THE_FLY.values(), ids=lambda form: form.name)
+def test_a_weight_that_is_not_finite_stays_so(form: QuantFormat):
+    weight = torch.randn(40, 300, generator=torch.Generator().manual_seed(0))
     weight[5, 7] = float("inf")
     assert not quantize_rows(weight, form).dequantize()[5, :32].isfinite().all(), "a broken weight must not look like a good one"

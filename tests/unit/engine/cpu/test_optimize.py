@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaMLP
 from triptych_engine.runner.attention.paged import ATTENTION_NAME, attending
-from triptych_engine.runner.cpu.decoder_layer import FusedDecoderLayer
+from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer
 from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.runner.cpu.linear.layers import Bf16Linear, OneDnnLinear
 from triptych_engine.runner.cpu.linear.packing import can_pack, pack

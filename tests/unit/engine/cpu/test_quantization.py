@@ -27,7 +27,7 @@ from triptych_engine.runner import builder
 from triptych_engine.runner.attention.paged import ATTENTION_NAME
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
-from triptych_engine.runner.cpu.decoder_layer import FusedDecoderLayer
+from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer
 from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.runner.cpu.linear.quant import QuantLinear, UnquantizedLinear
 from triptych_engine.runner.cpu.modules import LinearPart

@@ -17,7 +17,7 @@ from torch import nn
 from triptych.errors import StartupError, UnsupportedModelError
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
-from triptych_engine.runner.cpu.decoder_layer import FusedDecoderLayer
+from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer
 from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.runner.cpu.linear.quant import CpuQuantizedModules, QuantEmbedding
 from triptych_engine.runner.model.loader import load_model

@@ -6,6 +6,7 @@
 #include "linear/linear_quant.h"
 #include "attention/paged_attention.h"
 #include "stage_clock.h"
+#include "team.h"
 
 using namespace triptych;
 
@@ -105,75 +106,76 @@ void add_row(float* to, const float* added, int64_t size) {
 
 // One layer, computed by all threads of a parallel region. x may be s.out.
 template <class Format, class Cache>
-void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const float* x, StageClock& clock) {
+void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const float* x, Team& team, StageClock& clock) {
   const int64_t rows = s.attention->num_tokens, hidden = l.qkv.in_features, inner = l.down.in_features;
   const Workspace<Format> w(l, s.workspace, rows);
   const PagedAttentionArgs a = attention_of(l, s, layer, w);
   uint32_t* prepared = (uint32_t*)w.prepared;
   const Input<Format> normed{w.normed, prepared, hidden}, attended{w.attended, prepared, l.out.in_features},
       gated{w.gated, prepared, inner};
-#pragma omp for schedule(static)
-  for (int64_t r = 0; r < rows; r++) {
+  Team::for_rows(rows, [&](int64_t r) {
     norm_row(x + r * hidden, l.norm, normed.row(r), hidden, l.norm_eps);
     normed.written(r);
-  }
+  });
+  team.wait();
   clock.mark(kOtherStage);
   normed.multiply(l.qkv, w.qkv, rows);
-#pragma omp barrier
+  team.wait();
   clock.mark(kLinearStage);
-#pragma omp for schedule(static)
-  for (int64_t r = 0; r < rows; r++) {
+  Team::for_rows(rows, [&](int64_t r) {
     rotate_token(l, s, w, r);
     write_token<float, float, Cache>(a, int(r));
-  }
+  });
+  team.wait();
   clock.mark(kOtherStage);
   attend_fastest<float, float, Cache, Format::kRounds>(a);
+  team.wait();
   clock.mark(kAttentionStage);
   if (Format::num_prepared_words(1) > 0) {  // several threads write a row, so it is prepared after all have written
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) attended.written(r);
+    Team::for_rows(rows, [&](int64_t r) { attended.written(r); });
+    team.wait();
   }
   clock.mark(kOtherStage);
   attended.multiply(l.out, w.added, rows);
-#pragma omp barrier
+  team.wait();
   clock.mark(kLinearStage);
-#pragma omp for schedule(static)
-  for (int64_t r = 0; r < rows; r++) {
+  Team::for_rows(rows, [&](int64_t r) {
     add_norm_row(x + r * hidden, w.added + r * hidden, l.mlp_norm, s.out + r * hidden, normed.row(r), hidden, l.mlp_norm_eps);
     normed.written(r);
-  }
+  });
+  team.wait();
   clock.mark(kOtherStage);
   if (Format::gates(l.gate_up)) {
     uint32_t* prepared_gated = (uint32_t*)w.gated;  // in the same place: the prepared form is at most as long
     Format::gated_shared(prepared, l.gate_up, prepared_gated, rows);
-#pragma omp barrier
+    team.wait();
     Format::linear_shared(nullptr, 0, prepared_gated, l.down, w.added, rows);
   } else {
     normed.multiply(l.gate_up, w.gate_up, rows);
-#pragma omp barrier
+    team.wait();
     clock.mark(kLinearStage);
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
+    Team::for_rows(rows, [&](int64_t r) {
       silu_mul_row(w.gate_up + 2 * r * inner, w.gate_up + (2 * r + 1) * inner, gated.row(r), inner);
       gated.written(r);
-    }
+    });
+    team.wait();
     clock.mark(kOtherStage);
     gated.multiply(l.down, w.added, rows);
   }
-#pragma omp barrier
+  team.wait();
   clock.mark(kLinearStage);
   // No barrier: the next layer begins with the same rows in the same threads.
-#pragma omp for schedule(static) nowait
-  for (int64_t r = 0; r < rows; r++) add_row(s.out + r * hidden, w.added + r * hidden, hidden);
+  Team::for_rows(rows, [&](int64_t r) { add_row(s.out + r * hidden, w.added + r * hidden, hidden); });
   clock.mark(kOtherStage);
 }
 
 template <class Format, class Cache>
 void decoder_layers(const DecoderStepArgs& s) {
+  Team team;
 #pragma omp parallel
   {
     StageClock clock(s.stage_ns);
-    for (int64_t i = 0; i < s.num_layers; i++) compute_layer<Format, Cache>(*s.layers[i], s, i, i ? s.out : s.x, clock);
+    for (int64_t i = 0; i < s.num_layers; i++) compute_layer<Format, Cache>(*s.layers[i], s, i, i ? s.out : s.x, team, clock);
   }
 }
 

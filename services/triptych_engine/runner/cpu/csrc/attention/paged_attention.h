@@ -107,7 +107,7 @@ inline void attend(const Args& a, const HeadsTile& own, const HeadsTile& next, c
   }
 }
 
-// The threads of the enclosing parallel region share the work of these functions, and wait for each other at their end.
+// The threads of the enclosing parallel region share the work of these functions; after `write_shared`, they wait for each other.
 template <class A, class V, class T>
 inline void write_shared(const Args& a) {
 #pragma omp for schedule(static)
@@ -128,7 +128,6 @@ inline void attend_shared(const Args& a) {
   const auto item = [&](int64_t i) { return HeadsTile(a, a.num_tiles - 1 - int(i / parts), int(i % parts) * heads, heads); };
   [[maybe_unused]] Products products;
   share_items(items, [&](int64_t i, int64_t next) { attend<Products, A, V>(a, item(i), item(next), scratch); });
-#pragma omp barrier
 }
 
 // kRounds: queries and weights may be rounded to the type of the cache.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -20,9 +19,9 @@ from transformers import PreTrainedModel
 
 from triptych_engine.runner.attention.paged import AttentionMetadata, LayerShape, attending, current_backend
 from triptych_engine.runner.cpu.attention import CpuAttention
+from triptych_engine.runner.cpu.decoder.calls import AttentionCall, AttentionRecorder, ModuleCall, recorded_calls
+from triptych_engine.runner.cpu.decoder.layer_kernel import LayerKernel, RotaryTables
 from triptych_engine.runner.cpu.kernels import CpuKernels
-from triptych_engine.runner.cpu.layer_chain import LayerCall, LayerChain, chain_layers, num_changes
-from triptych_engine.runner.cpu.layer_kernel import LayerKernel, RotaryTables
 from triptych_engine.runner.cpu.linear.layers import KernelLinear, PackedLinear
 from triptych_engine.runner.cpu.modules import FusedRMSNorm, GatedMLP, LinearPart
 
@@ -35,17 +34,6 @@ _STREAM_TOLERANCE = 1e-6
 _QUANT_TOLERANCE = 2e-2
 #: Block size of the KV cache in which a layer is verified.
 _BLOCK_SIZE = 16
-
-
-@dataclass(frozen=True)
-class AttentionCall:
-    """What a layer passes to its attention. query, key, value: [num_tokens, heads, head_dim]."""
-
-    layer: int
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    options: dict[str, Any]
 
 
 class FusedDecoderLayer(nn.Module):
@@ -70,14 +58,12 @@ class FusedDecoderLayer(nn.Module):
         self._qk_norms = None
         if hasattr(attention, "q_norm"):
             self._qk_norms = (attention.q_norm.scale, attention.k_norm.scale, attention.q_norm.eps)
-        self._layer, self._options = call.layer, call.options
+        self.index, self._options = call.layer, call.options
         self._num_q_heads, self._head_dim = call.query.shape[1:]
         self._num_kv_heads, self._v_head_dim = call.value.shape[1:]
         self.tables = tables
         #: The layer as a single kernel, if that is possible.
         self.kernel: LayerKernel | None = None
-        #: The layers that are computed in one call with this one, and its place among them.
-        self.chain: tuple[LayerChain, int] | None = None
         self.join()
         if hasattr(layer, "attention_type"):  # the model reads it to choose a mask
             self.attention_type = layer.attention_type
@@ -86,11 +72,6 @@ class FusedDecoderLayer(nn.Module):
         """hidden_states: [1, num_tokens, hidden_size] fp32; position_embeddings: cos and sin, [1, num_tokens, rotary_dim]."""
         backend = current_backend()
         kernel = self.kernel if isinstance(backend, CpuAttention) else None
-        if kernel is not None and self.chain is not None:
-            chain, place = self.chain
-            result = chain.forward(place, cast(CpuAttention, backend), hidden_states, position_embeddings)
-            if result is not None:
-                return result
         x = hidden_states[0].contiguous()
         cos, sin = self.tables.dense(position_embeddings)
         if kernel is not None:
@@ -99,46 +80,48 @@ class FusedDecoderLayer(nn.Module):
         qkv = self._qkv(self._norm(x))
         qk = self._kernels.qk_norm_rope(qkv, cos, sin, num_q_heads, num_kv_heads, self._head_dim, self._qk_norms)
         value = qkv[:, (num_q_heads + num_kv_heads) * self._head_dim :].view(-1, num_kv_heads, self._v_head_dim)
-        attended = backend.forward(self._layer, qk[:, :num_q_heads], qk[:, num_q_heads:], value, **self._options)
+        attended = backend.forward(self.index, qk[:, :num_q_heads], qk[:, num_q_heads:], value, **self._options)
         x, normed = self._kernels.add_rms_norm(x, self._out(attended.flatten(1)), self._mlp_weight, self._mlp_eps)
         return x.add_(self._mlp(normed))[None]
+
+    @property
+    def cache_shape(self) -> LayerShape:
+        """What it stores per token."""
+        return LayerShape(self._num_kv_heads, self._head_dim, self._v_head_dim)
 
     def verify_whole(self, hidden_states: torch.Tensor, position_embeddings: Any, dtype: torch.dtype, extra: float = 0.0) -> None:
         """Drop the single kernel unless it computes the same as the parts, with few and many tokens, with a cache of this dtype.
 
         extra: additional tolerance, relative to the typical value, besides that for rounding to the dtype.
         """
-        whole, backend = self.kernel, CpuAttention(self._kernels)
-        shape = LayerShape(self._num_kv_heads, self._head_dim, self._v_head_dim)
-        try:
-            backend.allocate({self._layer: shape}, -(-hidden_states.shape[1] // _BLOCK_SIZE), _BLOCK_SIZE, dtype)
-        except ValueError:  # another backend will be used, so the layer is computed in parts
-            whole = None
-        for num_tokens in (1, 6, hidden_states.shape[1]) if whole is not None else ():
+        backend = trial_backend([self], self._kernels, hidden_states.shape[1], dtype)
+        # Without one, another kind will be used, so the layer is computed in parts.
+        whole = None if backend is None else self.kernel
+        for num_tokens in (1, 6, hidden_states.shape[1]) if backend is not None and whole is not None else ():
             inputs = hidden_states[:, :num_tokens]
             tables = tuple(table.reshape(1, -1, table.shape[-1])[:, :num_tokens] for table in position_embeddings)
             added = []
             for self.kernel in (None, whole):
-                backend.begin(_first_tokens(inputs.shape[1]))
+                backend.begin(first_tokens(inputs.shape[1]))
                 with attending(backend):
                     added.append(self(inputs, position_embeddings=tables) - inputs)
             # The parts round values between them to the model's dtype; the kernel does not.
             if not _close(added[0], added[1], 4 * _TOLERANCE[dtype] + extra, _STREAM_TOLERANCE * inputs.abs()):
-                log.warning("layer %d as one kernel is not what its parts are; it is computed in parts", self._layer)
+                log.warning("layer %d as one kernel is not what its parts are; it is computed in parts", self.index)
                 whole = None
                 break
         self.kernel = whole
 
     def join(self) -> None:
         """Make the layer a single kernel, if our own kernels compute all its products, from weights packed in one format."""
-        self.kernel = self.chain = None
+        self.kernel = None
         products: Any = (self._qkv, self._out, self._mlp.gate_up, self._mlp.down)
         own = [product for product in products if isinstance(product, KernelLinear) and product.weight is not None]
         if len(own) < len(products) or len({product.weight_format for product in own}) > 1:
             return
         norms = (self._norm.scale, self._norm.eps), (self._mlp_weight, self._mlp_eps)
         heads = self._num_q_heads, self._num_kv_heads, self._head_dim, self._v_head_dim
-        self.kernel = LayerKernel(self._kernels, self._layer, norms, self._qk_norms, products, heads, self._options)
+        self.kernel = LayerKernel(self._kernels, self.index, norms, self._qk_norms, products, heads, self._options)
 
 
 def fuse_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor, kernels: CpuKernels) -> int:
@@ -153,47 +136,25 @@ def fuse_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: t
         return 0
     owners = {layer: (parent, name) for parent, name, layer in layers}
     num_fused, tables = 0, RotaryTables()
-    calls = _calls(list(owners), model, token_ids, position_ids)
+    calls, _ = recorded_calls(model, owners, token_ids, position_ids)
     with torch.inference_mode():
-        for index, call in enumerate(calls):
+        for call in calls:
             fused = _fused(call, kernels, tables)
             if fused is not None:
-                setattr(*owners[call.layer], fused)
-                calls[index] = replace(call, layer=fused)
+                setattr(*owners[call.module], fused)
                 num_fused += 1
-    chain_layers(calls, tables)
     return num_fused
 
 
 def join_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor) -> None:
     """Make each fused layer a single kernel, after its products have been packed. Verify the kernels as `fuse_layers` does."""
     layers = [module for module in model.modules() if isinstance(module, FusedDecoderLayer)]
-    calls = _calls(layers, model, token_ids, position_ids)
+    calls, _ = recorded_calls(model, layers, token_ids, position_ids)
     for call in calls:
-        layer: Any = call.layer
+        layer = cast(FusedDecoderLayer, call.module)
         layer.join()
         with torch.inference_mode():
-            layer.verify_whole(call.hidden_states, call.position_embeddings, model.dtype, _QUANT_TOLERANCE)
-    if layers:
-        chain_layers(calls, layers[0].tables)
-
-
-def _calls(
-    layers: Sequence[nn.Module], model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor
-) -> list[LayerCall]:
-    """The model's calls of the layers, in order."""
-    calls: list[LayerCall] = []
-
-    def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        call = LayerCall(layer, args, kwargs, output)
-        calls.append(replace(call, changes=(num_changes(call.hidden_states), num_changes(output))))
-
-    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
-    with torch.no_grad(), attending(_Recorder()):  # type: ignore[arg-type]  # in inference mode, changes are not counted
-        model(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)
-    for hook in hooks:
-        hook.remove()
-    return calls
+            layer.verify_whole(call.input, call.position_embeddings, model.dtype, _QUANT_TOLERANCE)
 
 
 def _has_parts(layer: nn.Module) -> bool:
@@ -215,9 +176,9 @@ def _consists_of(module: nn.Module, parts: dict[str, type]) -> bool:
     return not extra and all(isinstance(children.get(name), kind) for name, kind in parts.items())
 
 
-def _fused(call: LayerCall, kernels: CpuKernels, tables: RotaryTables) -> FusedDecoderLayer | None:
+def _fused(call: ModuleCall, kernels: CpuKernels, tables: RotaryTables) -> FusedDecoderLayer | None:
     """The layer's replacement, if it computes the same on these inputs; else None."""
-    layer, args, kwargs, hidden_states = call.layer, call.args, call.kwargs, call.hidden_states
+    layer, args, kwargs, hidden_states = call.module, call.args, call.kwargs, call.input
     cos = (call.position_embeddings or (None,))[0]
     if cos is None or cos.numel() != hidden_states.shape[1] * cos.shape[-1] or hidden_states.dtype != torch.float32:
         return None
@@ -243,13 +204,25 @@ def _fused(call: LayerCall, kernels: CpuKernels, tables: RotaryTables) -> FusedD
 
 
 def _run(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[AttentionCall]]:
-    recorder = _Recorder()
+    recorder = AttentionRecorder()
     with attending(recorder):  # type: ignore[arg-type]
         output = layer(*args, **kwargs)
     return output, recorder.calls
 
 
-def _first_tokens(num_tokens: int) -> AttentionMetadata:
+def trial_backend(
+    layers: Sequence[FusedDecoderLayer], kernels: CpuKernels, num_tokens: int, dtype: torch.dtype
+) -> CpuAttention | None:
+    """A backend with room for one sequence, whose cache has this dtype; None if it does not support the layers' shapes."""
+    backend = CpuAttention(kernels)
+    try:
+        backend.allocate({layer.index: layer.cache_shape for layer in layers}, -(-num_tokens // _BLOCK_SIZE), _BLOCK_SIZE, dtype)
+    except ValueError:
+        return None
+    return backend
+
+
+def first_tokens(num_tokens: int) -> AttentionMetadata:
     """Metadata of a step with the first tokens of one sequence, in the first blocks of a cache."""
     positions = np.arange(num_tokens)
     return AttentionMetadata(
@@ -267,16 +240,3 @@ def _close(expected: torch.Tensor, got: torch.Tensor, tolerance: float, extra: t
         return False
     typical = expected.square().mean().sqrt()
     return bool(((expected - got).abs() <= tolerance * (expected.abs() + typical) + extra).all())
-
-
-class _Recorder:
-    """Replaces an attention backend: records its calls, and returns each token's own value."""
-
-    name = "recorder"
-
-    def __init__(self) -> None:
-        self.calls: list[AttentionCall] = []
-
-    def forward(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
-        self.calls.append(AttentionCall(layer, query.clone(), key.clone(), value.clone(), options))
-        return value.repeat_interleave(query.shape[1] // value.shape[1], 1).contiguous()

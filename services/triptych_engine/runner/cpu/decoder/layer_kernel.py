@@ -64,7 +64,7 @@ class LayerKernel:
         )  # fmt: skip
         self.weight_format = products[0].weight_format
         self.words_per_row = kernels.decoder_layer_workspace(self.args, self.weight_format)
-        self._alone = (self,)
+        self._alone = LayerStack([self])
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -74,30 +74,30 @@ class LayerKernel:
         return self.weight_format, *sizes, *heads
 
     def forward(self, backend: CpuAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Compute only this layer; see `compute_layers`."""
-        return compute_layers(self._alone, backend, x, cos, sin)
+        """Compute only this layer; see `LayerStack.compute`."""
+        return self._alone.compute(backend, x, cos, sin)
 
 
-def compute_layers(
-    layers: Sequence[LayerKernel], backend: CpuAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> torch.Tensor:
-    """Compute layers of the same shape; each one gets the result of the previous one.
+class LayerStack:
+    """Layers of the same shape that are computed in one call; each one gets the result of the previous one."""
 
-    x: [num_tokens, hidden_size] fp32, dense; cos, sin: [num_tokens, rotary_dim] fp32, dense. The result is like x, and counts
-    changes in place.
-    """
-    first, num_layers = layers[0], len(layers)
-    with torch.inference_mode(False):
-        out = torch.empty_like(x)
-    attention, k_caches, v_caches = backend.layer_args(tuple(layer.index for layer in layers), first.group)
-    addresses = (ctypes.c_void_p * num_layers)(*(ctypes.addressof(layer.args) for layer in layers))
-    step = DecoderStepArgs(
-        attention, ctypes.addressof(addresses), k_caches, v_caches, x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr(),
-        first.kernels.workspace(x.shape[0], first.words_per_row), first.kernels.stage_ns, num_layers, cos.shape[-1],
-        backend.dtype == torch.bfloat16,
-    )  # fmt: skip
-    first.kernels.decoder_layers[first.weight_format](ctypes.byref(step))
-    return out
+    def __init__(self, layers: Sequence[LayerKernel]) -> None:
+        self._first = layers[0]
+        self._args = [layer.args for layer in layers]  # kept alive
+        self._addresses = (ctypes.c_void_p * len(layers))(*map(ctypes.addressof, self._args))
+        self._indices = tuple(layer.index for layer in layers)
+
+    def compute(self, backend: CpuAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """x: [num_tokens, hidden_size] fp32, dense; cos, sin: [num_tokens, rotary_dim] fp32, dense. The result is like x."""
+        kernels, out = self._first.kernels, torch.empty_like(x)
+        attention, k_caches, v_caches = backend.layer_args(self._indices, self._first.group)
+        step = DecoderStepArgs(
+            attention, ctypes.addressof(self._addresses), k_caches, v_caches, x.data_ptr(), out.data_ptr(), cos.data_ptr(),
+            sin.data_ptr(), kernels.workspace(x.shape[0], self._first.words_per_row), kernels.stage_ns, len(self._indices),
+            cos.shape[-1], backend.dtype == torch.bfloat16,
+        )  # fmt: skip
+        kernels.decoder_layers[self._first.weight_format](ctypes.byref(step))
+        return out
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:

@@ -1,0 +1,141 @@
+"""A whole decoder of the common kind without the model's own forward pass: embedding, layers in one call, last norm, output head.
+
+With few rows, a layer computes for about a hundred microseconds, while transformers' forward pass goes through a dozen Python calls
+per layer, and builds masks and outputs. Whether a model does nothing else does not depend on its class: its calls on a real input
+are recorded, and each part must get the very tensor that the part before it returned, unchanged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from triptych_engine.runner.attention.paged import AttentionBackend, attending
+from triptych_engine.runner.cpu.attention import CpuAttention
+from triptych_engine.runner.cpu.decoder.calls import ModuleCall, is_same_tensor, recorded_calls
+from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer, first_tokens, trial_backend
+from triptych_engine.runner.cpu.decoder.layer_kernel import LayerStack, RotaryTables
+from triptych_engine.runner.cpu.kernels import CpuKernels
+
+log = logging.getLogger(__name__)
+
+
+class Decoder:
+    """The parts of a model that `find_decoder` has recognised.
+
+    Args:
+        embedding: token ids [1, num_tokens] -> [1, num_tokens, hidden_size].
+        rotary: hidden states, position ids -> cosines and sines, [1, num_tokens, rotary_dim] each.
+        layers: all with a kernel.
+        norm: [n, hidden_size] -> [n, hidden_size].
+        head: [1, n, hidden_size] -> [1, n, vocab_size].
+    """
+
+    def __init__(
+        self, embedding: nn.Module, rotary: nn.Module, layers: Sequence[FusedDecoderLayer], norm: nn.Module, head: nn.Module
+    ) -> None:
+        self._embedding, self._rotary, self._layers, self._norm, self._head = embedding, rotary, layers, norm, head
+        self._stack = LayerStack([layer.kernel for layer in layers if layer.kernel is not None])
+        self._tables = RotaryTables()
+
+    def takes(self, backend: AttentionBackend) -> bool:
+        """Whether it can compute a step. A hook may read or change what a layer gets and returns; then each layer is called."""
+        is_watched = any(layer._forward_hooks or layer._forward_pre_hooks for layer in self._layers)
+        return isinstance(backend, CpuAttention) and not is_watched
+
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        backend: AttentionBackend,
+        inputs_embeds: torch.Tensor | None = None,
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[n, hidden_size]: the last hidden states.
+
+        Args:
+            token_ids: [num_tokens] int64.
+            position_ids: in the model's form.
+            inputs_embeds: [1, num_tokens, hidden_size] that replace the tokens' own embeddings.
+            wanted: [n] int64, tokens; None for all.
+        """
+        embeds = self._embedding(token_ids[None]) if inputs_embeds is None else inputs_embeds
+        tables = self._tables.dense(self._rotary(embeds, position_ids))
+        states = self._stack.compute(cast(CpuAttention, backend), embeds[0].float().contiguous(), *tables)
+        hidden: torch.Tensor = self._norm(states if wanted is None else states[wanted])
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, vocab_size] of last hidden states, [n, hidden_size]."""
+        logits: torch.Tensor = self._head(hidden[None])[0]
+        return logits
+
+
+def find_decoder(
+    model: PreTrainedModel, kernels: CpuKernels | None, token_ids: torch.Tensor, position_ids: torch.Tensor
+) -> Decoder | None:
+    """The decoder that a model consists of; None if it consists of more, or in another order.
+
+    Args:
+        token_ids: [num_tokens] of a prompt on which the decoder is compared with the model.
+        position_ids: in the model's form, spread over the whole context.
+    """
+    layers = [module for module in model.modules() if isinstance(module, FusedDecoderLayer)]
+    shapes = {None if layer.kernel is None else layer.kernel.shape for layer in layers}
+    if kernels is None or len(shapes) != 1 or None in shapes:
+        return None
+    inside = {part for layer in layers for part in layer.modules()} - set(layers)
+    calls, result = recorded_calls(model, [part for part in model.modules() if part not in inside], token_ids, position_ids)
+    decoder = _decoder_of(model, layers, calls, result.logits)
+    if decoder is not None and not _computes_the_same(decoder, model, kernels, layers, token_ids, position_ids):
+        log.warning("the model's own forward pass is used: its parts by themselves compute something else")
+        return None
+    return decoder
+
+
+def _decoder_of(
+    model: PreTrainedModel, layers: Sequence[FusedDecoderLayer], calls: Sequence[ModuleCall], logits: torch.Tensor
+) -> Decoder | None:
+    """The parts, if each gets what the one before it returned. Each layer must be called once."""
+    stack = [call for call in calls if call.module in set(layers)]
+    tables = stack[0].position_embeddings
+    if [call.module for call in stack] != list(layers) or any(call.position_embeddings is not tables for call in stack):
+        return None
+    rotary = [call for call in calls if call.output is tables]
+    embeddings = [call for call in calls if call.module is model.get_input_embeddings()]
+    heads = [call for call in calls if call.module is model.get_output_embeddings() and is_same_tensor(call.output, logits)]
+    norms = [call for call in calls if call not in stack and stack[-1].hands_on_to(call)]
+    if not (len(rotary) == len(embeddings) == len(heads) == len(norms) == 1):
+        return None
+    if not all(before.hands_on_to(call) for before, call in pairwise([*embeddings, *stack, *norms, *heads])):
+        return None
+    return Decoder(embeddings[0].module, rotary[0].module, layers, norms[0].module, heads[0].module)
+
+
+def _computes_the_same(
+    decoder: Decoder,
+    model: PreTrainedModel,
+    kernels: CpuKernels,
+    layers: Sequence[FusedDecoderLayer],
+    token_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+) -> bool:
+    """Whether its logits are the model's, with one token and with several."""
+    backend = trial_backend(layers, kernels, len(token_ids), model.dtype)
+    if backend is None:
+        return False
+    for num_tokens in (1, len(token_ids)):
+        ids, positions = token_ids[:num_tokens], position_ids[..., :num_tokens]
+        with torch.inference_mode(), attending(backend):
+            backend.begin(first_tokens(num_tokens))
+            expected: Any = model(input_ids=ids[None], position_ids=positions, use_cache=False)
+            backend.begin(first_tokens(num_tokens))
+            if not torch.equal(decoder.logits(decoder.hidden(ids, positions, backend)), expected.logits[0]):
+                return False
+    return True
