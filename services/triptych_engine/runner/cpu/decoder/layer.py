@@ -94,10 +94,11 @@ class FusedDecoderLayer(nn.Module):
 
         extra: additional tolerance, relative to the typical value, besides that for rounding to the dtype.
         """
-        backend = trial_backend([self], self._kernels, hidden_states.shape[1], dtype)
-        # Without one, another kind will be used, so the layer is computed in parts.
-        whole = None if backend is None else self.kernel
-        for num_tokens in (1, 6, hidden_states.shape[1]) if backend is not None and whole is not None else ():
+        whole, backend = self.kernel, trial_backend([self], self._kernels, hidden_states.shape[1], dtype)
+        if whole is None or backend is None:  # another backend will be used, so the layer is computed in parts
+            self.kernel = None
+            return
+        for num_tokens in (1, 6, hidden_states.shape[1]):
             inputs = hidden_states[:, :num_tokens]
             tables = tuple(table.reshape(1, -1, table.shape[-1])[:, :num_tokens] for table in position_embeddings)
             added = []
@@ -108,9 +109,8 @@ class FusedDecoderLayer(nn.Module):
             # The parts round values between them to the model's dtype; the kernel does not.
             if not _close(added[0], added[1], 4 * _TOLERANCE[dtype] + extra, _STREAM_TOLERANCE * inputs.abs()):
                 log.warning("layer %d as one kernel is not what its parts are; it is computed in parts", self.index)
-                whole = None
-                break
-        self.kernel = whole
+                self.kernel = None
+                return
 
     def join(self) -> None:
         """Make the layer a single kernel, if our own kernels compute all its products, from weights packed in one format."""
