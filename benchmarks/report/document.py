@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.harness.machine import REPOSITORY
 from benchmarks.harness.sitting import RESULTS, new_parser
-from benchmarks.report import clients, encoder, routing, sampling, serving, steps, telemetry
+from benchmarks.report import clients, encoder, numerics, routing, sampling, serving, steps, telemetry
 from benchmarks.report.plots import Chart, draw
 
 DOCUMENT = REPOSITORY / "docs" / "architecture" / "measurements.md"
@@ -51,6 +51,7 @@ KINDS = {
     "sampling": Kind(sampling.render_options),
     "clients.python": Kind(clients.render_python),
     "telemetry.tracing": Kind(telemetry.render_tracing),
+    "numerics": Kind(numerics.render),
 }
 
 

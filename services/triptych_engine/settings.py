@@ -34,7 +34,7 @@ class EngineSettings(GrpcServiceSettings):
         Literal["none", "int8", "int4"],
         Field(
             description="Store the weights of linear layers in 8 or 4 bits, on CPUs. int8: faster, a little less exact. "
-            "int4: the smallest; small models lose much by it."
+            "int4: the smallest; it loses more than a file that was quantised with care."
         ),
     ] = "none"
     batch_invariant: Annotated[
