@@ -196,14 +196,15 @@ class Request:
         return self.num_left == 1
 
     @property
-    def queue_key(self) -> tuple[int, int]:
-        """Requests with a smaller key run first."""
-        return self.priority, self.arrival
+    def queue_key(self) -> tuple[int, bool, int]:
+        """Requests with a smaller key run first: of the same priority those that another engine began. Their clients have been waiting
+        in the middle of an answer."""
+        return self.priority, not self.carried_token_ids, self.arrival
 
     @property
-    def shortness_key(self) -> tuple[int, int, int]:
-        """Orders by priority, then by tokens left to compute, then by arrival."""
-        return self.priority, self.num_left, self.arrival
+    def shortness_key(self) -> tuple[int, bool, int, int]:
+        """Orders as `queue_key`, but by tokens left to compute before arrival."""
+        return self.priority, not self.carried_token_ids, self.num_left, self.arrival
 
     def append(self, token_ids: Sequence[int], *, is_complete: bool = False) -> FinishReason | None:
         """Append new tokens up to the one that ends the sequence; drop the rest. Returns why it ends, or None if it continues.

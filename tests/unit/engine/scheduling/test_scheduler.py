@@ -77,6 +77,21 @@ def test_a_lower_priority_number_runs_first():
     assert finished == ["soon", "default", "late"]
 
 
+def test_what_another_engine_began_goes_before_new_requests_also_shorter_ones():
+    scheduler, runner = a_scheduler(max_num_batched_tokens=8), FakeRunner()
+    for i in range(3):
+        scheduler.add(a_request(f"new{i}", [i] * 4))
+    prompt, carried = list(range(20)), [21, 22]
+    scheduler.add(Request("begun", prompt, a_request(max_tokens=4).sampling, carried_token_ids=carried))
+    computed = []
+    while "begun" in scheduler.live_request_ids:
+        scheduled = scheduler.schedule()
+        computed.append(scheduled.num_scheduled_tokens.get("begun", 0))
+        scheduler.update_from_output(scheduled, runner.execute(scheduled))
+        scheduler.check_integrity()
+    assert computed == [8, 8, 6, 1]
+
+
 def test_preempted_requests_give_the_same_text_as_alone():
     scheduler, runner = a_scheduler(num_blocks=12, max_num_seqs=8), FakeRunner()
     requests = [a_request(f"r{i}", [i, i + 1, i + 2], max_tokens=30) for i in range(6)]
