@@ -197,8 +197,8 @@ class Request:
 
     @property
     def queue_key(self) -> tuple[int, bool, int]:
-        """Requests with a smaller key run first: of the same priority those that another engine began. Their clients have been waiting
-        in the middle of an answer."""
+        """Requests with a smaller key run first: of the same priority those that another engine began. Their clients have been
+        waiting in the middle of an answer."""
         return self.priority, not self.carried_token_ids, self.arrival
 
     @property

@@ -89,6 +89,31 @@ def compressed_plain(weight: torch.Tensor, bits: int, group: int, symmetric: boo
     }
 
 
+def float8(weight: torch.Tensor, bits: int, block: int, symmetric: bool) -> Tensors:
+    """block: outputs and inputs of a square block; 0 for a scale per output, -1 for one of the whole weight."""
+    rows, columns = (block, block) if block > 0 else (1 if block == 0 else weight.shape[0], weight.shape[1])
+    blocks = weight.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+    scales = blocks.abs().amax((1, 3)) / 448
+    values = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+    weight.copy_((values.float() * scales[:, None, :, None]).flatten(2).flatten(0, 1))
+    name = "weight_scale_inv" if block > 0 else "weight_scale"
+    return {
+        "weight": values.view(torch.uint8).flatten(2).flatten(0, 1).view(torch.float8_e4m3fn),
+        name: scales if block > 0 else scales.flatten() if block < 0 else scales,
+    }
+
+
+def float_groups_config(strategy: str) -> dict[str, Any]:
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy, "group_size": None}
+    one = {"targets": ["Linear"], "weights": weights, "input_activations": weights | {"dynamic": True, "strategy": "token"}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": one},
+        "ignore": ["lm_head"],
+    }
+
+
 def groups_config(bits: int, group: int, symmetric: bool, form: str, **more: Any) -> dict[str, Any]:
     strategy = "group" if group > 0 else "channel"
     weights = {
@@ -120,6 +145,9 @@ CASES: dict[str, Case] = {
     "compressed-4-asymmetric": (compressed, 4, 128, False, groups_config(4, 128, False, "pack-quantized")),
     "compressed-4-plain": (compressed_plain, 4, 128, False, groups_config(4, 128, False, "int-quantized")),
     "compressed-8": (compressed_int8, 8, -1, True, groups_config(8, -1, True, "int-quantized")),
+    "fp8": (float8, 8, 128, True, {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}),
+    "fp8-tensor": (float8, 8, -1, True, float_groups_config("tensor")),
+    "fp8-channel": (float8, 8, 0, True, float_groups_config("channel")),
 }
 
 

@@ -1,4 +1,4 @@
-"""Reads checkpoints in safetensors whose weights are quantised, tensor by tensor: GPTQ, AWQ, compressed-tensors."""
+"""Reads checkpoints in safetensors whose weights are quantised, tensor by tensor: GPTQ, AWQ, FP8, compressed-tensors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,25 @@ from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.weights import weight_files
 
 from triptych_engine.runner.quantization.filling import empty_model, fill_model
+from triptych_engine.runner.quantization.packed_float import FloatWeight, read_float8
 from triptych_engine.runner.quantization.packed_int import PackedWeight, read_awq, read_compressed, read_gptq
 from triptych_engine.runner.quantization.tensor import QuantizedModules, QuantizedTensor
 
-#: Formats of compressed-tensors that are read.
-_COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
+#: What compressed-tensors' weights are -> their numbers of bits, and its formats, that are read.
+_COMPRESSED = {
+    "int": ((4, 8), ("pack-quantized", "int-quantized", "naive-quantized")),
+    "float": ((8,), ("float-quantized", "naive-quantized")),
+}
 #: Ends of the names of tensors that a checkpoint may have in addition.
-_NEEDLESS = (".rotary_emb.inv_freq", "lm_head.weight", ".weight_shape", ".weight_g_idx", ".input_scale", ".input_zero_point")
+_NEEDLESS = (
+    ".rotary_emb.inv_freq",
+    "lm_head.weight",
+    ".weight_shape",
+    ".weight_g_idx",
+    ".input_scale",
+    ".input_zero_point",
+    ".activation_scale",
+)
 #: Keys of a `quantization_config` that change how a model is computed.
 _CHANGES = ("transform_config", "dynamic", "sparsity_config", "kv_cache_scheme")
 
@@ -53,15 +65,18 @@ def unsupported_quantization(config: PretrainedConfig) -> str | None:
         return None if found.get("bits") == 4 else f"its AWQ weights have {found.get('bits')} bits; 4 are supported"
     if method == "compressed-tensors":
         return _unsupported_groups(found)
-    return f"its weights are quantised by {method!r}; supported are gptq, awq, compressed-tensors with integers, and GGUF files"
+    if method == "fp8":
+        return None
+    return f"its weights are quantised by {method!r}; supported are gptq, awq, compressed-tensors, fp8, and GGUF files"
 
 
 def _unsupported_groups(config: Mapping[str, Any]) -> str | None:
     for group in config.get("config_groups", {}).values():
         weights, form = group.get("weights") or {}, group.get("format") or config.get("format")
-        if weights.get("type") != "int" or weights.get("num_bits") not in (4, 8) or form not in _COMPRESSED_FORMATS:
+        bits, formats = _COMPRESSED.get(str(weights.get("type")), ((), ()))
+        if weights.get("num_bits") not in bits or form not in formats:
             what = f"{form} with {weights.get('num_bits')} bits of {weights.get('type')}"
-            return f"its weights are quantised by compressed-tensors as {what}; 4 and 8 bits of int are supported"
+            return f"its weights are quantised by compressed-tensors as {what}; 4 and 8 bits of int, and 8 of float, are supported"
     return None
 
 
@@ -117,15 +132,16 @@ class _SafetensorsSource:
             )
         return tensor.float()
 
-    def _packed(self, layer: str) -> PackedWeight | None:
+    def _packed(self, layer: str) -> PackedWeight | FloatWeight | None:
         def read(part: str) -> torch.Tensor | None:
             return self._read(f"{layer}.{part}")
 
         method = self._quantization["quant_method"]
         if method == "compressed-tensors":
             weights = _weights_of(layer, self._quantization)
-            return None if weights is None else read_compressed(read, weights, layer)
-        readers: dict[str, Any] = {"gptq": read_gptq, "awq": read_awq}
+            reader: Any = read_float8 if weights is not None and weights["type"] == "float" else read_compressed
+            return None if weights is None else reader(read, weights, layer)
+        readers: dict[str, Any] = {"gptq": read_gptq, "awq": read_awq, "fp8": read_float8}
         return readers[method](read, self._quantization, layer)
 
     def _read(self, name: str) -> torch.Tensor | None:

@@ -1,7 +1,7 @@
 """The formats of quantised weights, and rows of a weight in one of them.
 
-Every format has the same form: a weight is value * scale + minimum, where the value is an unsigned integer of a few bits. Readers
-of checkpoints bring what they find into this form; the CPU kernels pack it (csrc/linear/quant_layout.h).
+Every format has the same form: a weight is value * scale + minimum, where the value is an unsigned integer of a few bits, or a
+float of 8 bits. Readers of checkpoints bring what they find into this form; the CPU kernels pack it (csrc/linear/quant_layout.h).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 #: Inputs of a weight that the kernels take together.
 GROUP = 32
 #: The minimum of a block's weights. offset: none is stored, it is -scale * 2^(bits - 1); half: it is stored as fp16; zero: a zero
-#: point is stored as a byte, and it is -scale * zero point.
-Minimum = Literal["offset", "half", "zero"]
+#: point is stored as a byte, and it is -scale * zero point; none: it is zero, values are floats (e4m3), and scales have 32 bits.
+Minimum = Literal["offset", "half", "zero", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class QuantFormat:
     #: Index of the format in csrc/linear/quant_format.h.
     index: int
     bits: int
-    #: Inputs that share a scale in fp16.
+    #: Inputs that share a scale.
     block: int
     minimum: Minimum
     #: Integer scales of each group of 32 inputs, 8 bits each, that the block's scale is multiplied with; signed if there is no
@@ -37,6 +37,11 @@ class QuantFormat:
     def has_minimums(self) -> bool:
         """Whether there are integer minimums."""
         return self.scales > 0 and self.minimum == "half"
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the values are floats. Inputs of their products are not rounded."""
+        return self.minimum == "none"
 
 
 Q4 = QuantFormat("q4", 0, 4, 32, "offset")
@@ -49,7 +54,8 @@ Q5_NESTED = QuantFormat("q5-nested", 6, 5, 256, "half", 1)
 Q6_NESTED = QuantFormat("q6-nested", 7, 6, 256, "offset", 2)
 Q4_ZERO = QuantFormat("q4-zero", 8, 4, 128, "zero")
 Q4_ZERO_32 = QuantFormat("q4-zero-32", 9, 4, 32, "zero")
-FORMATS = (Q4, Q4_MIN, Q5, Q5_MIN, Q8, Q4_NESTED, Q5_NESTED, Q6_NESTED, Q4_ZERO, Q4_ZERO_32)
+F8 = QuantFormat("f8", 10, 8, 128, "none")
+FORMATS = (Q4, Q4_MIN, Q5, Q5_MIN, Q8, Q4_NESTED, Q5_NESTED, Q6_NESTED, Q4_ZERO, Q4_ZERO_32, F8)
 
 #: What `--quantization` makes of weights while they are loaded.
 ON_THE_FLY = {"int8": Q8, "int4": Q4_MIN}
@@ -62,11 +68,11 @@ class QuantizedRows:
     """Rows of a weight. blocks: ceil(in / block); groups: ceil(in / 32)."""
 
     format: QuantFormat
-    #: [rows, in] uint8.
+    #: [rows, in] uint8; of floats their bits.
     values: torch.Tensor
-    #: [rows, blocks] float16.
+    #: [rows, blocks] float16, of floats float32.
     scales: torch.Tensor
-    #: [rows, blocks] float16 for `half`, uint8 for `zero`, None for `offset`.
+    #: [rows, blocks] float16 for `half`, uint8 for `zero`, else None.
     minimums: torch.Tensor | None = None
     #: [rows, groups, scales] int8 without a stored minimum, else uint8; None if the format has no integer scales.
     part_scales: torch.Tensor | None = None
@@ -75,6 +81,10 @@ class QuantizedRows:
 
     def dequantize(self) -> torch.Tensor:
         """The weights, [rows, in] float32. The kernels' products are checked against these."""
+        if self.format.is_float:
+            return self.values.view(torch.float8_e4m3fn).float() * self._spread(
+                self.scales, self.format.block, self.values.shape[1]
+            )
         scale, minimum = self.scales.float(), self._block_minimums()
         if self.part_scales is not None:
             size = GROUP // self.format.scales

@@ -15,6 +15,8 @@ from support.builders.quantized_checkpoints import (
     compressed,
     compressed_int8,
     compressed_plain,
+    float8,
+    float_groups_config,
     gptq,
     groups_config,
     save_quantised,
@@ -28,7 +30,8 @@ from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.runner.cpu.linear.quant import CpuQuantizedModules
 from triptych_engine.runner.model.loader import load_model
 from triptych_engine.runner.model_runner import ModelRunner
-from triptych_engine.runner.quantization.formats import Q4_ZERO, Q4_ZERO_32, Q8
+from triptych_engine.runner.quantization.formats import F8, Q4_ZERO, Q4_ZERO_32, Q8
+from triptych_engine.runner.quantization.packed_float import read_float8
 from triptych_engine.runner.quantization.packed_int import read_awq, read_compressed, read_gptq
 
 CPU = torch.device("cpu")
@@ -53,15 +56,17 @@ def test_the_logits_are_those_of_the_dequantised_weights(name: str, tmp_path: Pa
 
 
 def test_formats_that_take_least_memory_are_chosen():
-    weight = torch.randn(64, 256)
+    weight = torch.randn(128, 256)
     readers = {
         gptq: read_gptq,
         awq: read_awq,
         compressed: read_compressed,
         compressed_plain: read_compressed,
         compressed_int8: read_compressed,
+        float8: read_float8,
     }
     formats = {"gptq-asymmetric-32": Q4_ZERO_32, "awq-64": Q4_ZERO_32, "gptq-8": Q8, "compressed-8": Q8}
+    formats |= dict.fromkeys(("fp8", "fp8-tensor", "fp8-channel"), F8)
     for name in CASES:
         pack, bits, group, symmetric, config = CASES[name]
         tensors = pack(weight.clone(), bits, group, symmetric)
@@ -72,7 +77,11 @@ def test_formats_that_take_least_memory_are_chosen():
 
 
 REFUSALS = {
-    "fp8": ({"quant_method": "fp8"}, r"quantised by 'fp8'; supported are gptq, awq, compressed-tensors with integers, and GGUF"),
+    "mxfp4": ({"quant_method": "mxfp4"}, r"quantised by 'mxfp4'; supported are gptq, awq, compressed-tensors, fp8, and GGUF"),
+    "fp4": (
+        float_groups_config("channel") | {"config_groups": {"a": {"weights": {"num_bits": 4, "type": "float"}}}},
+        r"as float-quantized with 4 bits of float; 4 and 8 bits of int, and 8 of float, are supported",
+    ),
     "3 bits": (CASES["gptq"][4] | {"bits": 3}, "its GPTQ weights have 3 bits; 4 and 8 are supported"),
     "awq gemv": (CASES["awq"][4] | {"version": "gemv"}, "its AWQ weights are packed for 'gemv'; 'gemm' is supported"),
     "rotated": (
@@ -94,6 +103,12 @@ def test_what_is_not_supported_is_named_with_what_is(name: str, tmp_path: Path):
 
 
 LAYER = "model.layers.1.mlp.down_proj"
+
+
+def with_nan(weight: torch.Tensor) -> torch.Tensor:
+    bits = weight.view(torch.uint8).clone()
+    bits[3, 4] = 0xFF
+    return bits.view(torch.float8_e4m3fn)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +141,10 @@ LAYER = "model.layers.1.mlp.down_proj"
         ("compressed-4-plain", "weight", lambda values: values + 8, StartupError, rf"{LAYER} has values of more than 4 bits"),
         ("awq", "act.scales", None, UnsupportedModelError, rf"has 1 tensors that are not understood, e\.g\. {LAYER}\.act\.scales"),
         ("gptq", "qweight", None, StartupError, rf"lacks 1 weights, e\.g\. {LAYER}\.weight"),
+        ("fp8", "weight_scale_inv", lambda scales: scales[:1], StartupError, rf"{LAYER} has \[1, 4\] scales for .* \[2, 4\] are"),
+        ("fp8", "weight_scale_inv", lambda scales: scales / 0, StartupError, rf"{LAYER} has values that are not finite"),
+        ("fp8-channel", "weight_scale", None, UnsupportedModelError, rf"{LAYER} is quantised and has no weight_scale"),
+        ("fp8-channel", "weight", lambda weight: with_nan(weight), StartupError, rf"{LAYER} has values that are not finite"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_layer(

@@ -1,8 +1,8 @@
 // Linear layers with quantised weights. Inputs are quantised to 8 bits dynamically (quant_inputs.h). So few rows take as long as reading
 // the weights, which are a half to a quarter of bfloat16's bytes, and many rows use integer instructions.
 //
-// All formats have unsigned weights: value * scale + minimum. The minimums' part of a result is minimum times the sum of a group's
-// inputs, which is known when the inputs are quantised.
+// All formats but one have unsigned weights: value * scale + minimum. The minimums' part of a result is minimum times the sum of a
+// group's inputs, which is known when the inputs are quantised. Floats of 8 bits are multiplied with the inputs as they are.
 //
 // This file is compiled without contraction of products and sums, except for explicit `fma`. Integers are exact. So all instruction
 // sets give the same bits.
@@ -12,46 +12,14 @@
 #include <utility>
 
 #include "linear/quant_dot.h"
+#include "linear/quant_exact.h"
 #include "linear/quant_format.h"
-#include "linear/quant_scales.h"
 
 namespace triptych {
 namespace {
 
-// Rows that share a pass over a panel. Their sums, two weights and an input fit in the registers.
-#if defined(__AVX512F__)
-constexpr int kQuantRows = 8;
-#else
-constexpr int kQuantRows = 4;
-#endif
 // Rows that are multiplied by all panels of a thread before the next rows: their inputs stay in the L2 cache.
 constexpr int64_t kQuantRowBlock = 64;
-
-// The sums of R rows and a panel's outputs.
-template <int R>
-struct Sums {
-  rf of[R][kRegisters];
-
-  inline void begin() {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-      for (int i = 0; i < kRegisters; i++) of[r][i] = rf{};
-  }
-  inline void add(const float* bias) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-      for (int i = 0; i < kRegisters; i++) of[r][i] += load_floats(bias + i * kRegisterLanes);
-  }
-  inline void end(const QuantPanel& panel, float* out, int64_t out_stride) const {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-      if (panel.columns == kQuantPanel) std::memcpy(out + r * out_stride, of[r], sizeof of[r]);
-      else std::memcpy(out + r * out_stride, of[r], panel.columns * sizeof(float));
-    }
-  }
-};
 
 template <class Format, int R, int kPart>
 inline void add_part(const uint32_t* x, int64_t x_words, int64_t in, int64_t g, const uint32_t* group, const ScaleAndMinimum& header,
@@ -106,89 +74,10 @@ inline void quant_tiles(const uint32_t* x, int64_t x_words, int64_t rows, int64_
   }
 }
 
-// The weights of a panel's outputs for one group of inputs, as fp32.
-struct WideGroup {
-  float of[kQuantGroup][kQuantPanel];
-};
-
-template <class Format>
-inline void widen_group(const uint32_t* panel, int64_t g, WideGroup& wide) {
-  const uint32_t* block = panel + g / Format::kGroups * Format::kBlockWords;
-  const uint32_t* group = block + Format::kHeaderWords + g % Format::kGroups * Format::kGroupWords;
-  ScaleAndMinimum header;
-  read_header<Format>(block, header);
-  constexpr int kSize = kQuantGroup / Format::kParts;
-  for (int part = 0; part < Format::kParts; part++) {
-    ScaleAndMinimum own;
-    const ScaleAndMinimum& weights = scales_at<Format>(header, group, part, own);
-    for (int64_t n = part * kSize; n < (part + 1) * kSize; n++) {
-      int32_t q[kQuantPanel];
-      const vu values = values_at<Format>(group, int(n / 4), int(n % 4));
-      std::memcpy(q, &values, sizeof q);
-      for (int i = 0; i < kRegisters; i++) {
-        rs some;
-        std::memcpy(&some, q + i * kRegisterLanes, sizeof some);
-        const rf weight = to_floats(some) * weights.scale[i] + weights.minimum[i];
-        std::memcpy(wide.of[n] + i * kRegisterLanes, &weight, sizeof weight);
-      }
-    }
-  }
-}
-
-// sums += R rows of a group's inputs, in fp32, times its weights. sums: [R][kQuantPanel].
-template <int R>
-inline void add_exact(const float* x, int64_t x_stride, int64_t size, const WideGroup& wide, float* sums) {
-  Sums<R> some;
-  std::memcpy(some.of, sums, sizeof some.of);
-  for (int64_t n = 0; n < size; n++) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-      for (int i = 0; i < kRegisters; i++) {
-        some.of[r][i] = fma(splat<rf>(x[r * x_stride + n]), load_floats(wide.of[n] + i * kRegisterLanes), some.of[r][i]);
-      }
-  }
-  std::memcpy(sums, some.of, sizeof some.of);
-}
-
-// Rows of inputs in fp32 times one panel, whose weights are widened once for all rows.
-constexpr int64_t kExactRows = 32;
-
-template <class Format>
-void exact_tile(const float* x, int64_t x_stride, int64_t rows, int64_t in, const QuantPanel& panel, const float* bias, float* out,
-                int64_t out_stride) {
-  float sums[kExactRows][kQuantPanel];
-  for (int64_t r = 0; r < rows; r++) {
-    if (bias) std::memcpy(sums[r], bias, sizeof sums[r]);
-    else std::memset(sums[r], 0, sizeof sums[r]);
-  }
-  WideGroup wide;
-  for (int64_t g = 0; g < num_quant_groups(in); g++) {
-    widen_group<Format>(panel.data, g, wide);
-    const int64_t size = std::min(kQuantGroup, in - g * kQuantGroup);
-    const float* inputs = x + g * kQuantGroup;
-    int64_t r = 0;
-    for (; r + kQuantRows <= rows; r += kQuantRows) add_exact<kQuantRows>(inputs + r * x_stride, x_stride, size, wide, sums[r]);
-    for (; r < rows; r++) add_exact<1>(inputs + r * x_stride, x_stride, size, wide, sums[r]);
-  }
-  for (int64_t r = 0; r < rows; r++) std::memcpy(out + r * out_stride, sums[r], panel.columns * sizeof(float));
-}
-
-// Writes the weights of one output, of all inputs, as fp32.
-template <class Format>
-void unpack_output(const uint32_t* panel, int64_t lane, int64_t in, float* out) {
-  for (int64_t g = 0; g < num_quant_groups(in); g++) {
-    WideGroup wide;
-    widen_group<Format>(panel, g, wide);
-    for (int64_t n = 0; n < std::min(kQuantGroup, in - g * kQuantGroup); n++) out[g * kQuantGroup + n] = wide.of[n][lane];
-  }
-}
-
 // What `triptych_quant_pack` takes: see there.
 struct Unpacked {
   const uint8_t* values;
-  const uint16_t* scales;
-  const void* minimums;
+  const void *scales, *minimums;
   const uint8_t *part_scales, *part_minimums;
 };
 
@@ -198,7 +87,8 @@ void pack_output(const Unpacked& given, int64_t row, int64_t in, uint32_t* panel
   const int64_t blocks = (in + Format::kBlock - 1) / Format::kBlock, groups = num_quant_groups(in);
   for (int64_t b = 0; b < blocks; b++) {
     uint32_t* block = panel + b * Format::kBlockWords;
-    ((uint16_t*)block)[lane] = given.scales[row * blocks + b];
+    if constexpr (Format::kIsFloat) ((float*)block)[lane] = ((const float*)given.scales)[row * blocks + b] * 256;  // see quant_floats.h
+    else ((uint16_t*)block)[lane] = ((const uint16_t*)given.scales)[row * blocks + b];
     if constexpr (Format::kMinimum == Minimum::kHalf) {
       ((uint16_t*)(block + kQuantPanel / 2))[lane] = ((const uint16_t*)given.minimums)[row * blocks + b];
     } else if constexpr (Format::kMinimum == Minimum::kZero) {
@@ -208,7 +98,9 @@ void pack_output(const Unpacked& given, int64_t row, int64_t in, uint32_t* panel
   for (int64_t g = 0; g < groups; g++) {
     uint32_t* group = panel + g / Format::kGroups * Format::kBlockWords + Format::kHeaderWords + g % Format::kGroups * Format::kGroupWords;
     for (int64_t i = g * kQuantGroup; i < std::min(in, (g + 1) * kQuantGroup); i++) {
-      put_value<Format>(group + lane, int(i % kQuantGroup / 4), int(i % 4), given.values[row * in + i]);
+      const uint8_t value = given.values[row * in + i];
+      if constexpr (Format::kIsFloat) ((uint8_t*)group)[i % kQuantGroup * kQuantPanel + lane] = value;
+      else put_value<Format>(group + lane, int(i % kQuantGroup / 4), int(i % 4), value);
     }
     uint8_t* scales = (uint8_t*)(group + Format::kQuadWords);
     for (int64_t p = 0; p < Format::kScales; p++) {
@@ -235,7 +127,8 @@ void MixedQuantFormat::prepare_row(const float* row, int64_t in_features, uint32
   }
 }
 
-void MixedQuantFormat::linear_shared(const float*, int64_t, const uint32_t* prepared, const PackedWeight& w, float* out, int64_t rows) {
+void MixedQuantFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
+                                     int64_t rows) {
   const QuantPanel* panels = (const QuantPanel*)w.weight;
   const int64_t words = num_prepared_words(w.in_features);
   for (int64_t row = 0; row < rows; row += kQuantRowBlock) {
@@ -245,9 +138,14 @@ void MixedQuantFormat::linear_shared(const float*, int64_t, const uint32_t* prep
     for (int64_t p = 0; p < w.num_quant_panels; p++) {
       const QuantPanel& panel = panels[p];
       with_quant_format(panel.format, [&](auto format) {
-        quant_tiles<decltype(format), kQuantRows>(prepared + row * words, words, num_rows, w.in_features, panel,
-                                                  w.bias ? w.bias + p * kQuantPanel : nullptr,
-                                                  out + row * w.out_features + panel.first, w.out_features);
+        using Format = decltype(format);
+        const float* bias = w.bias ? w.bias + p * kQuantPanel : nullptr;
+        float* first = out + row * w.out_features + panel.first;
+        if constexpr (Format::kIsFloat) {
+          float_tiles<Format>(x + row * x_stride, x_stride, num_rows, w.in_features, panel, bias, first, w.out_features);
+        } else {
+          quant_tiles<Format, kQuantRows>(prepared + row * words, words, num_rows, w.in_features, panel, bias, first, w.out_features);
+        }
       });
     }
   }
@@ -267,9 +165,9 @@ int64_t triptych_quant_panel_words(int32_t format, int64_t in_features) {
 int64_t triptych_quant_row_words(int64_t in_features) { return MixedQuantFormat::num_prepared_words(in_features); }
 
 // Packs rows of a weight: out_features of them, the last panel padded with zeros. values: [out, in], one byte each; scales: [out,
-// blocks] fp16; minimums: [out, blocks], fp16 or bytes or null; part_scales, part_minimums: [out, groups, scales of a group] bytes, or
+// blocks] fp16, of floats fp32; minimums: [out, blocks], fp16 or bytes or null; part_scales, part_minimums: [out, groups, scales of a group] bytes, or
 // null; all dense. packed: [ceil(out / panel), panel_words].
-void triptych_quant_pack(int32_t format, const uint8_t* values, const uint16_t* scales, const void* minimums,
+void triptych_quant_pack(int32_t format, const uint8_t* values, const void* scales, const void* minimums,
                          const uint8_t* part_scales, const uint8_t* part_minimums, uint32_t* packed, int64_t out_features,
                          int64_t in_features) {
   const Unpacked given{values, scales, minimums, part_scales, part_minimums};

@@ -5,7 +5,7 @@
 
 namespace triptych {
 
-// Calls visit(QuantFormat<...>{}) with the format of this index. Python knows them by the same indices (runner/weights/formats.py).
+// Calls visit(QuantFormat<...>{}) with the format of this index. Python knows them by the same indices (runner/quantization/formats.py).
 template <class Visit>
 inline auto with_quant_format(int32_t format, const Visit& visit) {
   switch (format) {
@@ -18,7 +18,8 @@ inline auto with_quant_format(int32_t format, const Visit& visit) {
     case 6: return visit(QuantFormat<5, 256, Minimum::kHalf, 1>{});  // Q5_K
     case 7: return visit(QuantFormat<6, 256, Minimum::kOffset, 2>{});  // Q6_K
     case 8: return visit(QuantFormat<4, 128, Minimum::kZero>{});     // GPTQ, AWQ and compressed-tensors: groups of 128 or more
-    default: return visit(QuantFormat<4, 32, Minimum::kZero>{});     // smaller groups
+    case 9: return visit(QuantFormat<4, 32, Minimum::kZero>{});      // smaller groups
+    default: return visit(QuantFormat<8, 128, Minimum::kNone>{});    // FP8
   }
 }
 }  // namespace triptych

@@ -1,7 +1,8 @@
 // The layout of packed quantised weights.
 //
-// A weight is (quantised value) * scale + minimum; the quantised value is an unsigned integer of a few bits. A block of inputs shares
-// a header, and may have scales of its own for each group of 32 or each half group of 16. See quant_format.h for the formats.
+// A weight is (quantised value) * scale + minimum; the quantised value is an unsigned integer of a few bits, or a float of 8 bits. A
+// block of inputs shares a header, and may have scales of its own for each group of 32 or each half group of 16. See quant_format.h
+// for the formats.
 //
 // A panel holds 16 outputs, so that a word or a byte of each fills a vector: nothing is summed across a vector's lanes. Panels of one
 // product may have different formats: popular GGUF files store the value projection with more bits than queries and keys.
@@ -29,6 +30,7 @@ enum class Minimum {
   kOffset,  // none is stored: minus scale * 2^(bits - 1)
   kHalf,    // stored as fp16
   kZero,    // a zero point is stored as a byte: minus scale * zero point
+  kNone,    // none: the value is a float of 8 bits, and the scale is stored as fp32, times 2^8
 };
 
 // What a format stores, for each output.
@@ -42,15 +44,17 @@ struct QuantFormat {
   static constexpr int64_t kBlock = kBlock_, kGroups = kBlock / kQuantGroup;
   static constexpr Minimum kMinimum = kMinimum_;
   static constexpr bool kHasMinimums = kScales > 0 && kMinimum == Minimum::kHalf;
+  static constexpr bool kIsFloat = kMinimum == Minimum::kNone;
 
   // In words of 16 outputs each 32 bits wide, except for the header and the scales, whose words hold two or four outputs.
-  // The low four bits of quads 2i and 2i + 1 share word i; the bits beyond four of all quads share the following words.
+  // The low four bits of quads 2i and 2i + 1 share word i; the bits beyond four of all quads share the following words. Floats are
+  // stored as bytes, 16 outputs of an input after those of the input before.
   static constexpr int64_t kLowWords = kBits == 8 ? kGroupQuads : kGroupQuads / 2;
   static constexpr int64_t kHighWords = kBits == 8 ? 0 : kBits - 4;
   static constexpr int64_t kQuadWords = (kLowWords + kHighWords) * kQuantPanel;
   static constexpr int64_t kScaleWords = (kScales + (kHasMinimums ? kScales : 0)) * kQuantPanel / 4;
   static constexpr int64_t kGroupWords = kQuadWords + kScaleWords;
-  static constexpr int64_t kHeaderWords = kQuantPanel / 2 + (kMinimum == Minimum::kHalf ? kQuantPanel / 2
+  static constexpr int64_t kHeaderWords = kQuantPanel / 2 + (kMinimum == Minimum::kHalf || kIsFloat ? kQuantPanel / 2
                                                              : kMinimum == Minimum::kZero ? kQuantPanel / 4 : 0);
   static constexpr int64_t kBlockWords = kHeaderWords + kGroups * kGroupWords;
 

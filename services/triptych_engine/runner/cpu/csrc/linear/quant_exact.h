@@ -1,0 +1,110 @@
+// Products of inputs that are not rounded with quantised weights, as fp32.
+//
+// Like linear_quant.cpp, it is compiled without contraction of products and sums.
+#pragma once
+
+#include "linear/quant_floats.h"
+
+namespace triptych {
+namespace {
+
+// The weights of a panel's outputs for one group of inputs, as fp32.
+struct WideGroup {
+  float of[kQuantGroup][kQuantPanel];
+};
+
+template <class Format>
+inline void widen_group(const uint32_t* panel, int64_t g, WideGroup& wide) {
+  if constexpr (Format::kIsFloat) {
+    rf scale[kRegisters], weight[kRegisters];
+    const uint8_t* values = floats_at<Format>(panel, g, scale);
+    for (int64_t n = 0; n < kQuantGroup; n++) {
+      widen_floats(values + n * kQuantPanel, scale, weight);
+      std::memcpy(wide.of[n], weight, sizeof weight);
+    }
+    return;
+  }
+  const uint32_t* block = panel + g / Format::kGroups * Format::kBlockWords;
+  const uint32_t* group = block + Format::kHeaderWords + g % Format::kGroups * Format::kGroupWords;
+  ScaleAndMinimum header;
+  read_header<Format>(block, header);
+  constexpr int kSize = kQuantGroup / Format::kParts;
+  for (int part = 0; part < Format::kParts; part++) {
+    ScaleAndMinimum own;
+    const ScaleAndMinimum& weights = scales_at<Format>(header, group, part, own);
+    for (int64_t n = part * kSize; n < (part + 1) * kSize; n++) {
+      int32_t q[kQuantPanel];
+      const vu values = values_at<Format>(group, int(n / 4), int(n % 4));
+      std::memcpy(q, &values, sizeof q);
+      for (int i = 0; i < kRegisters; i++) {
+        rs some;
+        std::memcpy(&some, q + i * kRegisterLanes, sizeof some);
+        const rf weight = to_floats(some) * weights.scale[i] + weights.minimum[i];
+        std::memcpy(wide.of[n] + i * kRegisterLanes, &weight, sizeof weight);
+      }
+    }
+  }
+}
+
+// sums += R rows of a group's inputs, in fp32, times its weights. sums: [R][kQuantPanel].
+template <int R>
+inline void add_exact(const float* x, int64_t x_stride, int64_t size, const WideGroup& wide, float* sums) {
+  Sums<R> some;
+  std::memcpy(some.of, sums, sizeof some.of);
+  for (int64_t n = 0; n < size; n++) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+      for (int i = 0; i < kRegisters; i++) {
+        some.of[r][i] = fma(splat<rf>(x[r * x_stride + n]), load_floats(wide.of[n] + i * kRegisterLanes), some.of[r][i]);
+      }
+  }
+  std::memcpy(sums, some.of, sizeof some.of);
+}
+
+// Rows of inputs in fp32 times one panel, whose weights are widened once for all rows.
+constexpr int64_t kExactRows = 32;
+
+template <class Format>
+void exact_tile(const float* x, int64_t x_stride, int64_t rows, int64_t in, const QuantPanel& panel, const float* bias, float* out,
+                int64_t out_stride) {
+  float sums[kExactRows][kQuantPanel];
+  for (int64_t r = 0; r < rows; r++) {
+    if (bias) std::memcpy(sums[r], bias, sizeof sums[r]);
+    else std::memset(sums[r], 0, sizeof sums[r]);
+  }
+  WideGroup wide;
+  for (int64_t g = 0; g < num_quant_groups(in); g++) {
+    widen_group<Format>(panel.data, g, wide);
+    const int64_t size = std::min(kQuantGroup, in - g * kQuantGroup);
+    const float* inputs = x + g * kQuantGroup;
+    int64_t r = 0;
+    for (; r + kQuantRows <= rows; r += kQuantRows) add_exact<kQuantRows>(inputs + r * x_stride, x_stride, size, wide, sums[r]);
+    for (; r < rows; r++) add_exact<1>(inputs + r * x_stride, x_stride, size, wide, sums[r]);
+  }
+  for (int64_t r = 0; r < rows; r++) std::memcpy(out + r * out_stride, sums[r], panel.columns * sizeof(float));
+}
+
+// Any number of rows in fp32 times one panel of floats. Widening the weights for many rows at once costs one pass over the cache.
+template <class Format>
+inline void float_tiles(const float* x, int64_t x_stride, int64_t rows, int64_t in, const QuantPanel& panel, const float* bias, float* out,
+                        int64_t out_stride) {
+  for (; rows > kQuantRows; rows -= kExactRows, x += kExactRows * x_stride, out += kExactRows * out_stride) {
+    exact_tile<Format>(x, x_stride, std::min(kExactRows, rows), in, panel, bias, out, out_stride);
+  }
+  if (rows >= kQuantRows) return float_tile<Format, kQuantRows>(x, x_stride, in, panel, bias, out, out_stride);
+  for (int64_t r = 0; r < rows; r++) float_tile<Format, 1>(x + r * x_stride, x_stride, in, panel, bias, out + r * out_stride, out_stride);
+}
+
+// Writes the weights of one output, of all inputs, as fp32.
+template <class Format>
+void unpack_output(const uint32_t* panel, int64_t lane, int64_t in, float* out) {
+  for (int64_t g = 0; g < num_quant_groups(in); g++) {
+    WideGroup wide;
+    widen_group<Format>(panel, g, wide);
+    for (int64_t n = 0; n < std::min(kQuantGroup, in - g * kQuantGroup); n++) out[g * kQuantGroup + n] = wide.of[n][lane];
+  }
+}
+
+}  // namespace
+}  // namespace triptych
