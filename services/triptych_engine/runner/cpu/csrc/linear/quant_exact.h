@@ -62,6 +62,15 @@ inline void add_exact(const float* x, int64_t x_stride, int64_t size, const Wide
   std::memcpy(sums, some.of, sizeof some.of);
 }
 
+// The same for any number of rows, R at a time, and those that are left.
+template <int R>
+inline void add_exact_rows(const float* x, int64_t x_stride, int64_t rows, int64_t size, const WideGroup& wide, float* sums) {
+  for (; rows >= R; rows -= R, x += R * x_stride, sums += R * kQuantPanel) add_exact<R>(x, x_stride, size, wide, sums);
+  if constexpr (R > 1) {
+    if (rows) add_exact_rows<R - 1>(x, x_stride, rows, size, wide, sums);
+  }
+}
+
 // Rows of inputs in fp32 times one panel, whose weights are widened once for all rows.
 constexpr int64_t kExactRows = 32;
 
@@ -77,23 +86,27 @@ void exact_tile(const float* x, int64_t x_stride, int64_t rows, int64_t in, cons
   for (int64_t g = 0; g < num_quant_groups(in); g++) {
     widen_group<Format>(panel.data, g, wide);
     const int64_t size = std::min(kQuantGroup, in - g * kQuantGroup);
-    const float* inputs = x + g * kQuantGroup;
-    int64_t r = 0;
-    for (; r + kQuantRows <= rows; r += kQuantRows) add_exact<kQuantRows>(inputs + r * x_stride, x_stride, size, wide, sums[r]);
-    for (; r < rows; r++) add_exact<1>(inputs + r * x_stride, x_stride, size, wide, sums[r]);
+    add_exact_rows<kFloatRows>(x + g * kQuantGroup, x_stride, rows, size, wide, sums[0]);
   }
   for (int64_t r = 0; r < rows; r++) std::memcpy(out + r * out_stride, sums[r], panel.columns * sizeof(float));
 }
 
-// Any number of rows in fp32 times one panel of floats. Widening the weights for many rows at once costs one pass over the cache.
+// At most R rows in fp32 times one panel of floats, which are widened in registers.
+template <class Format, int R>
+inline void few_float_rows(const float* x, int64_t x_stride, int64_t rows, int64_t in, const QuantPanel& panel, const float* bias,
+                           float* out, int64_t out_stride) {
+  if (rows == R) return float_tile<Format, R>(x, x_stride, in, panel, bias, out, out_stride);
+  if constexpr (R > 1) few_float_rows<Format, R - 1>(x, x_stride, rows, in, panel, bias, out, out_stride);
+}
+
+// Any number of rows. The weights of many are widened into memory, once for all of them.
 template <class Format>
 inline void float_tiles(const float* x, int64_t x_stride, int64_t rows, int64_t in, const QuantPanel& panel, const float* bias, float* out,
                         int64_t out_stride) {
-  for (; rows > kQuantRows; rows -= kExactRows, x += kExactRows * x_stride, out += kExactRows * out_stride) {
+  for (; rows > kFloatRows; rows -= kExactRows, x += kExactRows * x_stride, out += kExactRows * out_stride) {
     exact_tile<Format>(x, x_stride, std::min(kExactRows, rows), in, panel, bias, out, out_stride);
   }
-  if (rows >= kQuantRows) return float_tile<Format, kQuantRows>(x, x_stride, in, panel, bias, out, out_stride);
-  for (int64_t r = 0; r < rows; r++) float_tile<Format, 1>(x + r * x_stride, x_stride, in, panel, bias, out + r * out_stride, out_stride);
+  few_float_rows<Format, kFloatRows>(x, x_stride, rows, in, panel, bias, out, out_stride);
 }
 
 // Writes the weights of one output, of all inputs, as fp32.

@@ -15,6 +15,13 @@ constexpr int kQuantRows = 8;
 constexpr int kQuantRows = 4;
 #endif
 
+// The same for products in fp32, which need fewer registers beside the sums.
+#if defined(__AVX512F__)
+constexpr int kFloatRows = 12;
+#else
+constexpr int kFloatRows = 6;
+#endif
+
 // The sums of R rows and a panel's outputs.
 template <int R>
 struct Sums {
