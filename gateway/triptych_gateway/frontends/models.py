@@ -94,15 +94,29 @@ class ServedModels:
             if was_asleep := self._wake is not None and bool(name) and await self._wake(name):
                 wait_s = max(wait_s, GRACE_S)
             if wait_s > 0:
-                await self._pool.until(lambda: self.is_served(model, needs_engine) or self._is_unknown(model), wait_s)
-            if self._is_unknown(model):
-                raise self.unknown(model)
+                await self._until_served_or_gone(model, needs_engine, wait_s)
             return was_asleep
         finally:
             self.num_waiting[name] -= 1
             self._waiting.give_back(tenant, num_bytes)
             if not self.num_waiting[name]:
                 del self.num_waiting[name]
+
+    async def _until_served_or_gone(self, model: str, needs_engine: bool, wait_s: float) -> None:
+        """Wait for a frontend. Raises ModelNotFoundError when the last one is no longer listed, and no other one follows."""
+
+        def is_served() -> bool:
+            return self.is_served(model, needs_engine)
+
+        def is_gone() -> bool:
+            # A frontend that was never reached may serve it.
+            return self._is_unknown(model) and all(one.was_tried.is_set() for one in self._pool.connections)
+
+        if await self._pool.until(lambda: is_served() or is_gone(), wait_s) and not is_served():
+            # A successor with another address may be listed a moment later.
+            await self._pool.until(is_served, self._pool.grace_left_s(suits=lambda one: one.serves(model)))
+            if is_gone():
+                raise self.unknown(model)
 
     async def check(self, model: str) -> None:
         """Raise the errors of `until_served`, once it is known which models there are."""

@@ -178,6 +178,7 @@ def _check_media(runner: ModelRunner, parts: RunnerParts) -> str | None:
     if parts.media is None:
         return None
     model, probe = parts.model, parts.model.probe_token_ids.tolist()
+    decoder, model.decoder = model.decoder, None  # steps with deepstack use the model's own forward pass
     try:
         logits = runner.prompt_logits(probe, as_embeddings=True)
         check_parity(model, logits, parts.config.model_name, cache_dtype=parts.cache_dtype)
@@ -185,6 +186,8 @@ def _check_media(runner: ModelRunner, parts: RunnerParts) -> str | None:
     except Exception as error:
         log.warning("%s fails on embeddings: %s", model.config.model_type, error)
         return f"{model.config.model_type} does not run on embeddings alone; media items cannot be taken"
+    finally:
+        model.decoder = decoder
     return None
 
 

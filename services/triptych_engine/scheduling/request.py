@@ -196,14 +196,14 @@ class Request:
         return self.num_left == 1
 
     @property
-    def queue_key(self) -> tuple[int, bool, int]:
-        """Requests with a smaller key run first: of the same priority those that another engine began. Their clients have been
-        waiting in the middle of an answer."""
-        return self.priority, not self.carried_token_ids, self.arrival
+    def queue_key(self) -> tuple[int, int]:
+        """Requests with a smaller key run first. What another engine began counts as having come before all others."""
+        return self.priority, self.arrival
 
     @property
     def shortness_key(self) -> tuple[int, bool, int, int]:
-        """Orders as `queue_key`, but by tokens left to compute before arrival."""
+        """Orders by priority, then what another engine began, whose clients wait in the middle of an answer; then by tokens left to
+        compute, then by arrival."""
         return self.priority, not self.carried_token_ids, self.num_left, self.arrival
 
     def append(self, token_ids: Sequence[int], *, is_complete: bool = False) -> FinishReason | None:

@@ -209,6 +209,39 @@ async def test_a_model_that_is_unloaded_is_not_waited_for(tmp_path: Path) -> Non
     assert "'big'" in answers[0].json()["error"]["message"]
 
 
+@pytest.mark.parametrize("is_listed_later", [False, True])
+@pytest.mark.parametrize("wait_s", [0, 60])
+async def test_a_frontend_that_comes_back_under_another_address_is_waited_for(
+    tmp_path: Path, wait_s: float, is_listed_later: bool
+) -> None:
+    addresses, before, after = tmp_path / "frontends", FakeFrontend(), FakeFrontend()
+    for frontend, name in ((before, "before"), (after, "after")):
+        frontend.model = common_pb2.ModelInfo(name="big", fingerprint="b" * 16, max_model_len=1024)
+        frontend.instance = common_pb2.Instance(id=name, state=common_pb2.SERVER_STATE_SERVING)
+    async with running(FakeFrontend()) as other, running(after) as second, AsyncExitStack() as life:
+        first = await life.enter_async_context(running(before))
+
+        def name(*listed: str) -> None:
+            new = tmp_path / "new"
+            new.write_text("\n".join((other, *listed)))
+            new.replace(addresses)
+
+        name(first)
+        app = create_app(GatewaySettings(frontend_addresses=(f"file:{addresses}",), model_wait_s=wait_s))
+        async with app.router.lifespan_context(app), client_of(app) as client, asyncio.timeout(20):
+            await until(lambda: len(app.state.gateway.pool.ready) == 2)
+            await life.aclose()
+            await until(lambda: len(app.state.gateway.pool.ready) == 1)
+            asked = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"model": "big"}))
+            await until(lambda: app.state.gateway.metrics.waiting_for_model == {"big": 1})
+            if is_listed_later:
+                name()
+                await until(lambda: len(app.state.gateway.pool.connections) == 1)
+            name(second)
+            answer = await asked
+    assert (answer.status_code, answer.json().get("model")) == (200, "big")
+
+
 async def test_a_request_waits_for_a_frontend_that_was_there_a_moment_ago() -> None:
     """In a rolling restart the last frontend may leave before the gateway has found the one that was restarted first."""
     port = free_port("127.0.0.1")

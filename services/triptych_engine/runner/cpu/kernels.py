@@ -19,7 +19,7 @@ from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStep
 from triptych_engine.runner.cpu.openmp import share_runtime_of_torch
 from triptych_engine.runner.cpu.quant_kernels import QuantKernels
 from triptych_engine.runner.cpu.sampling_kernels import SamplingKernels
-from triptych_engine.runner.quantization.formats import ON_THE_FLY, quantize_rows
+from triptych_engine.runner.quantization.formats import F8, ON_THE_FLY, QuantizedRows, quantize_rows
 
 log = logging.getLogger(__name__)
 #: Weight formats of decoder layers, see linear.h.
@@ -253,11 +253,12 @@ def _multiplies(kernels: CpuKernels) -> bool:
 def _multiplies_quantized(kernels: QuantKernels) -> bool:
     """Whether products with quantised weights are those of the dequantised weights, up to the rounding of inputs."""
     generator = torch.Generator().manual_seed(0)
-    for form in ON_THE_FLY.values():
-        rows = quantize_rows(torch.randn(70, 100, generator=generator), form)
-        packed, weight, x = kernels.pack(form, 70, 100, [rows]), rows.dequantize(), torch.randn(6, 100, generator=generator)
-        expected = x @ weight.T
-        if not torch.equal(kernels.unpack(packed, torch.arange(70)), weight):
+    weight = torch.randn(70, 100, generator=generator)
+    floats = QuantizedRows(F8, weight.to(torch.float8_e4m3fn).view(torch.uint8), torch.full((70, 1), 0.5))
+    for rows in (*(quantize_rows(weight, form) for form in ON_THE_FLY.values()), floats):
+        packed, x = kernels.pack(rows.format, 70, 100, [rows]), torch.randn(6, 100, generator=generator)
+        expected = x @ rows.dequantize().T
+        if not torch.equal(kernels.unpack(packed, torch.arange(70)), rows.dequantize()):
             return False
         if not (kernels.linear(x, packed, None) - expected).norm() < 0.02 * expected.norm():
             return False

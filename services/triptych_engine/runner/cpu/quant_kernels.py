@@ -112,7 +112,7 @@ class QuantKernels:
     def linear(self, x: torch.Tensor, packed: PackedQuant, bias: torch.Tensor | None) -> torch.Tensor:
         """x weight^T + bias, with x quantised to 8 bits. A row's result does not depend on the other rows.
 
-        A row with a value that is not finite gives NaN.
+        A row with a value that is not finite gives NaN; with floats of 8 bits what float32 gives.
 
         Args:
             x: [rows, in] fp32 with dense rows.

@@ -27,7 +27,7 @@ from triptych_engine.runner.model.loading_info import check_loaded
 from triptych_engine.runner.model.precision import check_quantized, compute_dtype
 from triptych_engine.runner.model.refusals import check_supported, is_multimodal
 from triptych_engine.runner.model.towers import language_model_only
-from triptych_engine.runner.quantization.checkpoints import load_quantized, quantization_of
+from triptych_engine.runner.quantization.checkpoints import check_plain, load_quantized, quantization_of
 from triptych_engine.runner.quantization.gguf import load_gguf
 from triptych_engine.runner.quantization.tensor import QuantizedModules
 
@@ -190,6 +190,7 @@ def load_model(
     elif is_quantized and quantized_modules is not None:
         model = load_quantized(path, _model_class(config), config, quantized_modules)
     else:
+        check_plain(path)
         model = _from_safetensors(path, name, config, dtype, generates)
     model = model.eval().requires_grad_(False).to(device)
     num_probe_tokens = min(NUM_PROBE_TOKENS, max_model_len)

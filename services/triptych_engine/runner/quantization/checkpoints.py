@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from transformers import PretrainedConfig, PreTrainedModel
 from triptych.errors import StartupError, UnsupportedModelError
-from triptych_common.model.weights import weight_files
+from triptych_common.model.weights import read_header, weight_files
 
 from triptych_engine.runner.quantization.filling import empty_model, fill_model
 from triptych_engine.runner.quantization.packed_float import FloatWeight, read_float8
@@ -38,11 +38,28 @@ _CHANGES = ("transform_config", "dynamic", "sparsity_config", "kv_cache_scheme")
 
 
 def quantization_of(config: PretrainedConfig) -> dict[str, Any] | None:
-    """The `quantization_config` of a model; None if its weights are not quantised."""
-    found = getattr(config, "quantization_config", None)
+    """The `quantization_config` of a model; None if its weights are not quantised. Older compressed-tensors name it otherwise."""
+    names = ("quantization_config", "compression_config")
+    parts = (config, config.get_text_config())
+    found = next((value for part in parts for name in names if (value := getattr(part, name, None)) is not None), None)
     if found is None:
         return None
     return dict(found) if isinstance(found, Mapping) else dict(found.to_dict())
+
+
+def check_plain(path: Path) -> None:
+    """Refuse weights with scales of their own in a checkpoint whose configuration does not say that they are quantised.
+
+    Raises:
+        UnsupportedModelError: they would be taken as they are stored.
+    """
+    for file in weight_files(path):
+        for name, tensor in read_header(file).items():
+            if tensor["dtype"].startswith("F8_") or name.endswith(
+                (".weight_scale", ".weight_scale_inv", ".weight_packed", ".qweight")
+            ):
+                why = "its config.json has no quantization_config that says how"
+                raise UnsupportedModelError(f"the weights in {path} are quantised (e.g. {name}), and {why}")
 
 
 def unsupported_quantization(config: PretrainedConfig) -> str | None:

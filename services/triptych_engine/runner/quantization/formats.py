@@ -149,7 +149,7 @@ def _between(blocks: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tenso
     around = values - mean_value[..., None]
     slope = (around * blocks).sum(-1) / around.square().sum(-1)
     others = rounded(slope.nan_to_num(0), mean - slope.nan_to_num(0) * mean_value)
-    better = others[3] < error
+    better = (others[3] < error) & error.isfinite()  # else fp16 does not hold the minimum or the scale
     return (
         torch.where(better[..., None], others[0], values),
         torch.where(better, others[1], scales),

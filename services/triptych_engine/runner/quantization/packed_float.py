@@ -71,10 +71,17 @@ def read_float8(read: Read, config: Mapping[str, Any], name: str) -> FloatWeight
     if not given:
         raise UnsupportedModelError(f"{name} is quantised and has no weight_scale")
     out_features, in_features = weight.shape
+    if not given[0].is_floating_point():
+        raise UnsupportedModelError(
+            f"the scales of {name} are {str(given[0].dtype).removeprefix('torch.')}, which is not supported"
+        )
+    if config.get("strategy") not in (None, "tensor", "channel", "block"):
+        raise UnsupportedModelError(f"{name} has scales by {config['strategy']}; by tensor, channel and block are supported")
     scales, size = given[0].float(), config.get("weight_block_size") or config.get("block_structure")
     if size is not None:
-        block = (int(size[0]), int(size[1]))
+        rows, columns = size.split("x") if isinstance(size, str) else size
+        block = (int(rows), int(columns))
     else:
         block = (out_features if scales.numel() == 1 else 1, in_features)
-        scales = scales.reshape(-1, 1)
+        scales = scales.reshape(1, 1) if scales.numel() == 1 else scales[:, None] if scales.dim() == 1 else scales
     return FloatWeight(weight.view(torch.uint8), scales, block)

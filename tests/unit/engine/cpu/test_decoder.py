@@ -157,9 +157,18 @@ def other_tables(model: Any) -> None:
     model.model.layers[2].register_forward_pre_hook(copied, with_kwargs=True)
 
 
+def further_argument(model: Any) -> None:
+    """As families with rotary embeddings per kind of layer."""
+    rotary = model.model.rotary_emb
+    own = rotary.forward
+    rotary.forward = lambda x, position_ids, kind: own(x, position_ids)
+    rotary.register_forward_pre_hook(lambda module, args, kwargs: (args, kwargs | {"kind": "full"}), with_kwargs=True)
+
+
 @pytest.mark.parametrize(
     "alter",
     [
+        further_argument,
         scaled_embeddings,
         scaled_logits,
         between_layers(lambda states: states * 1.0),
@@ -167,7 +176,7 @@ def other_tables(model: Any) -> None:
         between_layers(a_part_doubled),
         other_tables,
     ],
-    ids=["embeddings", "logits", "another object", "in place", "a part in place", "tables"],
+    ids=["further argument", "embeddings", "logits", "another object", "in place", "a part in place", "tables"],
 )
 def test_a_model_that_does_more_is_computed_by_itself(runner: ModelRunner, alter: Callable[[Any], None]) -> None:
     assert found(runner) is not None
@@ -189,3 +198,14 @@ def test_a_decoder_that_computes_something_else_is_not_used(
     monkeypatch.setattr(Decoder, "hidden", lambda self, *args, **options: compute(self, *args, **options) * 1.5)
     assert found(runner) is None
     assert "its parts by themselves compute something else" in caplog.text
+
+
+def test_a_decoder_that_fails_is_not_used(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise TypeError("one argument is missing")
+
+    monkeypatch.setattr(Decoder, "hidden", fail)
+    assert found(runner) is None
+    assert "its parts by themselves fail (one argument is missing)" in caplog.text

@@ -270,3 +270,5 @@ def test_a_weight_that_is_not_finite_stays_so(form: QuantFormat):
     weight = torch.randn(40, 300, generator=torch.Generator().manual_seed(0))
     weight[5, 7] = float("inf")
     assert not quantize_rows(weight, form).dequantize()[5, :32].isfinite().all(), "a broken weight must not look like a good one"
+    weight[5, 7] = -1e9  # fp16 does not hold it
+    assert not quantize_rows(weight, form).dequantize()[5, :32].isfinite().all()

@@ -102,6 +102,43 @@ def test_what_is_not_supported_is_named_with_what_is(name: str, tmp_path: Path):
         load(tmp_path)
 
 
+def configure(path: Path, change: Any) -> None:
+    whole = json.loads((path / "config.json").read_text())
+    change(whole)
+    (path / "config.json").write_text(json.dumps(whole))
+
+
+@pytest.mark.parametrize("name", ["gptq", "compressed-8", "fp8", "fp8-tensor"])
+def test_quantised_weights_that_the_configuration_does_not_mention_are_refused(name: str, tmp_path: Path):
+    save_quantised(tmp_path, CASES[name])
+    configure(tmp_path, lambda whole: whole.pop("quantization_config"))
+    with pytest.raises(UnsupportedModelError, match=r"are quantised .* config\.json has no quantization_config"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["compressed-4", "fp8-channel"])
+def test_the_older_name_of_the_configuration_is_known(name: str, tmp_path: Path):
+    model = save_quantised(tmp_path, CASES[name])
+    configure(tmp_path, lambda whole: whole.update(compression_config=whole.pop("quantization_config")))
+    prompt = [i * 37 % 90 for i in range(40)]
+    got, expected = load(tmp_path).prompt_logits(prompt), model(torch.tensor([prompt])).logits[0]
+    assert nn.functional.cosine_similarity(got, expected, dim=-1).median() > 0.999
+
+
+def test_blocks_of_floats_need_not_divide_the_weight():
+    weight = torch.randn(70, 300).to(torch.float8_e4m3fn)
+    scales = torch.rand(2, 3) + 0.5
+    tensors = {"weight": weight, "weight_scale": scales}
+    for size in ([64, 128], "64x128"):
+        packed = read_float8(tensors.get, {"strategy": "block", "block_structure": size}, "layer")
+        assert packed is not None
+        whole = torch.cat([rows.dequantize() for rows in packed.tensor("layer").portions()])
+        spread = scales.repeat_interleave(64, 0)[:70].repeat_interleave(128, 1)[:, :300]
+        assert torch.equal(whole, weight.float() * spread)
+    with pytest.raises(UnsupportedModelError, match="scales by group; by tensor, channel and block"):
+        read_float8(tensors.get, {"strategy": "group", "group_size": 128}, "layer")
+
+
 LAYER = "model.layers.1.mlp.down_proj"
 
 
@@ -143,6 +180,13 @@ def with_nan(weight: torch.Tensor) -> torch.Tensor:
         ("gptq", "qweight", None, StartupError, rf"lacks 1 weights, e\.g\. {LAYER}\.weight"),
         ("fp8", "weight_scale_inv", lambda scales: scales[:1], StartupError, rf"{LAYER} has \[1, 4\] scales for .* \[2, 4\] are"),
         ("fp8", "weight_scale_inv", lambda scales: scales / 0, StartupError, rf"{LAYER} has values that are not finite"),
+        (
+            "fp8",
+            "weight_scale_inv",
+            lambda scales: scales.to(torch.uint8),
+            UnsupportedModelError,
+            rf"the scales of {LAYER} are uint8",
+        ),
         ("fp8-channel", "weight_scale", None, UnsupportedModelError, rf"{LAYER} is quantised and has no weight_scale"),
         ("fp8-channel", "weight", lambda weight: with_nan(weight), StartupError, rf"{LAYER} has values that are not finite"),
     ],

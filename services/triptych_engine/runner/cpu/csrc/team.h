@@ -17,7 +17,7 @@
 
 namespace triptych {
 
-// What a thread does at a barrier before it sleeps. As often as libgomp's, see triptych_common/host/torch_env.py.
+// How often a thread spins at a barrier before it sleeps: as often as libgomp's do by default, see triptych_common/host/torch_env.py.
 constexpr int kSpins = 4000;
 
 inline void spin_once() {

@@ -92,22 +92,32 @@ def find_decoder(
         return None
     inside = {part for layer in layers for part in layer.modules()} - set(layers)
     calls, result = recorded_calls(model, [part for part in model.modules() if part not in inside], token_ids, position_ids)
-    decoder = _decoder_of(model, layers, calls, result.logits)
-    if decoder is not None and not _computes_the_same(decoder, model, kernels, layers, token_ids, position_ids):
-        log.warning("the model's own forward pass is used: its parts by themselves compute something else")
+    decoder = _decoder_of(model, layers, calls, result.logits, position_ids)
+    if decoder is None:
         return None
-    return decoder
+    try:
+        if _computes_the_same(decoder, model, kernels, layers, token_ids, position_ids):
+            return decoder
+        why = "compute something else"
+    except Exception as error:  # the modules' code is not ours
+        why = f"fail ({error})"
+    log.warning("the model's own forward pass is used: its parts by themselves %s", why)
+    return None
 
 
 def _decoder_of(
-    model: PreTrainedModel, layers: Sequence[FusedDecoderLayer], calls: Sequence[ModuleCall], logits: torch.Tensor
+    model: PreTrainedModel,
+    layers: Sequence[FusedDecoderLayer],
+    calls: Sequence[ModuleCall],
+    logits: torch.Tensor,
+    position_ids: torch.Tensor,
 ) -> Decoder | None:
     """The parts, if each gets what the one before it returned. Each layer must be called once."""
     stack = [call for call in calls if call.module in set(layers)]
     tables = stack[0].position_embeddings
     if [call.module for call in stack] != list(layers) or any(call.position_embeddings is not tables for call in stack):
         return None
-    rotary = [call for call in calls if call.output is tables]
+    rotary = [call for call in calls if call.output is tables and _gets(call, stack[0].input, position_ids)]
     embeddings = [call for call in calls if call.module is model.get_input_embeddings()]
     heads = [call for call in calls if call.module is model.get_output_embeddings() and is_same_tensor(call.output, logits)]
     norms = [call for call in calls if call not in stack and stack[-1].hands_on_to(call)]
@@ -118,6 +128,12 @@ def _decoder_of(
     return Decoder(embeddings[0].module, rotary[0].module, layers, norms[0].module, heads[0].module)
 
 
+def _gets(call: ModuleCall, *tensors: torch.Tensor) -> bool:
+    """Whether these are all arguments of a call, in this order."""
+    given = [*call.args, *call.kwargs.values()]
+    return len(given) == len(tensors) and all(map(is_same_tensor, given, tensors))
+
+
 def _computes_the_same(
     decoder: Decoder,
     model: PreTrainedModel,
@@ -126,16 +142,12 @@ def _computes_the_same(
     token_ids: torch.Tensor,
     position_ids: torch.Tensor,
 ) -> bool:
-    """Whether its logits are the model's, with one token and with several."""
+    """Whether its logits are the model's."""
     backend = trial_backend(layers, kernels, len(token_ids), model.dtype)
     if backend is None:
         return False
-    for num_tokens in (1, len(token_ids)):
-        ids, positions = token_ids[:num_tokens], position_ids[..., :num_tokens]
-        with torch.inference_mode(), attending(backend):
-            backend.begin(first_tokens(num_tokens))
-            expected: Any = model(input_ids=ids[None], position_ids=positions, use_cache=False)
-            backend.begin(first_tokens(num_tokens))
-            if not torch.equal(decoder.logits(decoder.hidden(ids, positions, backend)), expected.logits[0]):
-                return False
-    return True
+    with torch.inference_mode(), attending(backend):
+        backend.begin(first_tokens(len(token_ids)))
+        expected: Any = model(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)
+        backend.begin(first_tokens(len(token_ids)))
+        return torch.equal(decoder.logits(decoder.hidden(token_ids, position_ids, backend)), expected.logits[0])
