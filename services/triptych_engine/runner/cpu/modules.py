@@ -63,7 +63,7 @@ class GatedMLP(nn.Module):
 
 
 class WideHead(nn.Module):
-    """The output head: bf16 or fp32 hidden [..., hidden_size] -> fp32 logits [..., vocab_size], none of them rounded to bf16."""
+    """The output head: bf16 hidden [..., hidden_size] -> fp32 logits [..., vocab_size], none of them rounded to bf16."""
 
     def __init__(self, linear: PackedLinear) -> None:
         super().__init__()

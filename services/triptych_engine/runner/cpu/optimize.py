@@ -183,7 +183,7 @@ def _same(expected: torch.Tensor, got: torch.Tensor) -> bool:
 
 
 def _replace_head(model: PreTrainedModel, kernels: CpuKernels, form: QuantFormat | None) -> None:
-    """Pack the output head, so that its results are float32. One in float32 that stays as it is, is packed like other layers."""
+    """Pack the output head, so that its results are float32. A plain one of a float32 model is packed with other layers."""
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or (form is None and model.dtype != torch.bfloat16):
         return
@@ -191,7 +191,7 @@ def _replace_head(model: PreTrainedModel, kernels: CpuKernels, form: QuantFormat
     linear = (
         Bf16Linear(head.weight.data, bias, kernels) if form is None else UnquantizedLinear([head], HEAD_ON_THE_FLY, kernels.quant)
     )
-    model.set_output_embeddings(WideHead(linear))
+    model.set_output_embeddings(WideHead(linear) if model.dtype == torch.bfloat16 else linear)
 
 
 def _fused_norm(module: nn.Module, kernels: CpuKernels) -> nn.Module | None:

@@ -67,7 +67,8 @@ class Decoder:
         """
         embeds = self._embedding(token_ids[None]) if inputs_embeds is None else inputs_embeds
         tables = self._tables.dense(self._rotary(embeds, position_ids))
-        states = self._stack.compute(cast(CpuAttention, backend), embeds[0].float().contiguous(), *tables)
+        states = embeds[0] if embeds.dtype == torch.float32 else embeds[0].float()
+        states = self._stack.compute(cast(CpuAttention, backend), states.contiguous(), *tables)
         hidden: torch.Tensor = self._norm(states if wanted is None else states[wanted])
         return hidden
 
