@@ -17,6 +17,7 @@ from triptych_engine.runner.cpu.decoder.decoder import Decoder, find_decoder
 from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer, first_tokens
 from triptych_engine.runner.cpu.decoder.layer_kernel import LayerStack
 from triptych_engine.runner.cpu.kernels import load_kernels
+from triptych_engine.runner.cpu.linear import packing
 from triptych_engine.runner.model_runner import ModelRunner
 
 PROMPT = [(7 * i) % 90 for i in range(50)]
@@ -53,6 +54,7 @@ def test_it_computes_what_the_model_does(tmp_path: Path, monkeypatch: pytest.Mon
         "tied": a_tiny_llama_config(num_hidden_layers=4, tie_word_embeddings=True),
         "qwen3": Qwen3Config(**shape, num_key_value_heads=2, head_dim=16, tie_word_embeddings=False),
     }
+    monkeypatch.setattr(packing, "cpu_computes_bfloat16", lambda: False)  # on ARM, oneDNN would compute the products
     runner = a_runner(tmp_path, of[config], dtype=dtype)
     calls = num_layers_per_call(monkeypatch)
     whole = runner.prompt_logits(PROMPT, num_chunks=3)
