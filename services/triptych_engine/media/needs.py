@@ -32,7 +32,7 @@ class MediaRequest(Protocol):
     @property
     def is_running(self) -> bool: ...
     @property
-    def queue_key(self) -> tuple[int, ...]: ...
+    def queue_key(self) -> tuple[int, int]: ...
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Need:
     computed: set[MediaItem] = field(default_factory=set)  # items whose tokens were all computed at least once
 
     @property
-    def rank(self) -> tuple[bool, tuple[int, ...]]:
+    def rank(self) -> tuple[bool, tuple[int, int]]:
         """Requests with a smaller value are served first."""
         return not self.request.is_running, self.request.queue_key
 

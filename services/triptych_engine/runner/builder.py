@@ -102,8 +102,9 @@ def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
     if form is not None and model.is_quantized:
         why = "its weights are quantised already"
         raise StartupError(f"{config.model_name} cannot be served with --quantization {config.quantization}: {why}")
-    optimize(model.model, kernels, *_trial(config, model), form=form, batch_invariant=config.batch_invariant)
-    model.decoder = find_decoder(model.model, kernels, *_trial(config, model))
+    trial = _trial(config, model)
+    optimize(model.model, kernels, *trial, form=form, batch_invariant=config.batch_invariant)
+    model.decoder = find_decoder(model.model, kernels, *trial)
     gc.collect()
     traits = media_traits(model.model, model.config, model.num_position_axes)
     pooling = config.pooling

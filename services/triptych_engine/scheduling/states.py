@@ -209,5 +209,5 @@ class RequestStates:
         self._media.check_integrity(set(self.live))
 
 
-def _queue_key(request: Request) -> tuple[int, ...]:
+def _queue_key(request: Request) -> tuple[int, int]:
     return request.queue_key

@@ -10,7 +10,7 @@ import inspect
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import transformers
@@ -27,6 +27,7 @@ from triptych_engine.runner.model.loading_info import check_loaded
 from triptych_engine.runner.model.precision import check_quantized, compute_dtype
 from triptych_engine.runner.model.refusals import check_supported, is_multimodal
 from triptych_engine.runner.model.towers import language_model_only
+from triptych_engine.runner.model.whole_decoder import WholeDecoder
 from triptych_engine.runner.quantization.checkpoints import check_plain, load_quantized, quantization_of
 from triptych_engine.runner.quantization.gguf import load_gguf
 from triptych_engine.runner.quantization.tensor import QuantizedModules
@@ -39,23 +40,6 @@ NUM_PROBE_TOKENS = 24
 #: more, SmolLM2-135M 0.9999. Of a checkpoint that is quantised, only the layers' inputs are quantised here: it is compared with its
 #: own weights.
 _SIMILARITIES = {"int8": 0.99, "int4": 0.9, "checkpoint": 0.99}
-
-
-class WholeDecoder(Protocol):
-    """Computes a model without its own forward pass. See cpu/decoder/decoder.py for the arguments."""
-
-    def takes(self, backend: AttentionBackend) -> bool: ...
-
-    def hidden(
-        self,
-        token_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        backend: AttentionBackend,
-        inputs_embeds: torch.Tensor | None = None,
-        wanted: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass

@@ -19,14 +19,11 @@ class ModuleCall:
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    #: The first argument: of decoder layers the hidden states, [1, num_tokens, hidden_size].
+    input: Any
     output: Any
     #: `num_changes` of the input and of the output, just after the call.
     changes: tuple[int, int]
-
-    @property
-    def input(self) -> Any:
-        """The first argument: of decoder layers the hidden states, [1, num_tokens, hidden_size]."""
-        return self.args[0] if self.args else next(iter(self.kwargs.values()), None)
 
     @property
     def position_embeddings(self) -> Any:
@@ -64,8 +61,8 @@ def recorded_calls(
     calls: list[ModuleCall] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        call = ModuleCall(module, args, kwargs, output, (0, 0))
-        calls.append(ModuleCall(module, args, kwargs, output, (num_changes(call.input), num_changes(output))))
+        given = next(iter([*args, *kwargs.values()]), None)
+        calls.append(ModuleCall(module, args, kwargs, given, output, (num_changes(given), num_changes(output))))
 
     hooks = [module.register_forward_hook(note, with_kwargs=True) for module in modules]
     try:

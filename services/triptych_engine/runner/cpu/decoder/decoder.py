@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Decoder:
-    """The parts of a model that `find_decoder` has recognised.
+    """The parts of a model that `find_decoder` has recognised. See WholeDecoder.
 
     Args:
         embedding: token ids [1, num_tokens] -> [1, num_tokens, hidden_size].
@@ -57,14 +57,6 @@ class Decoder:
         inputs_embeds: torch.Tensor | None = None,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[n, hidden_size]: the last hidden states.
-
-        Args:
-            token_ids: [num_tokens] int64.
-            position_ids: in the model's form.
-            inputs_embeds: [1, num_tokens, hidden_size] that replace the tokens' own embeddings.
-            wanted: [n] int64, tokens; None for all.
-        """
         embeds = self._embedding(token_ids[None]) if inputs_embeds is None else inputs_embeds
         tables = self._tables.dense(self._rotary(embeds, position_ids))
         states = embeds[0] if embeds.dtype == torch.float32 else embeds[0].float()
@@ -73,7 +65,6 @@ class Decoder:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, vocab_size] of last hidden states, [n, hidden_size]."""
         logits: torch.Tensor = self._head(hidden[None])[0]
         return logits
 
