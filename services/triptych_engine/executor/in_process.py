@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 from concurrent.futures import Future
 from typing import Any
@@ -19,6 +18,7 @@ from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.encoder_runner import EncoderRunner
 from triptych_engine.runner.launched_step import LaunchedStep, ModelOutput
 from triptych_engine.runner.model_runner import ModelRunner
+from triptych_engine.runner.verdicts import Verdicts
 from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 
 
@@ -33,6 +33,7 @@ class InProcessExecutor:
     def __init__(self, config: RunnerConfig, runner: ModelRunner | EncoderRunner | None = None) -> None:
         self._config = config
         self._runner = runner
+        self._verdicts = Verdicts()
         self._outputs: dict[int, ModelOutput] = {}  # step_id -> output of a step that is not sampled yet
         self._launched: dict[int, LaunchedStep] = {}  # step_id -> a step whose sampling was launched
 
@@ -47,7 +48,7 @@ class InProcessExecutor:
         pooling = self._config.pooling
         if pooling is not None and pooling.is_bidirectional:
             return self._load_encoder(pooling)
-        runner = self._runner = build_runner(self._config)
+        runner = self._runner = build_runner(self._config, verdicts=self._verdicts)
         costs = runner.warm_up()
         return ExecutorInfo(
             vocab_size=runner.vocab_size,
@@ -100,7 +101,6 @@ class InProcessExecutor:
 
     def unload(self) -> None:
         if self._runner is not None:
-            self._config = dataclasses.replace(self._config, num_blocks=self._runner.num_blocks)
             self._runner = None
             gc.collect()
             return_free_memory()
@@ -113,6 +113,6 @@ class InProcessExecutor:
         elif (pooling := self._config.pooling) is not None and pooling.is_bidirectional:
             self._runner = build_encoder_runner(self._config, pooling)
         else:
-            runner = build_runner(self._config)
+            runner = build_runner(self._config, verdicts=self._verdicts)
             runner.prepare()
             self._runner = runner

@@ -33,17 +33,19 @@ from triptych_engine.runner.pooling.pooler import Pooler
 from triptych_engine.runner.pooling_runner import PoolingRunner
 from triptych_engine.runner.quantization.formats import ON_THE_FLY
 from triptych_engine.runner.transfer import use_device
+from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 #: Length of the prompt that shows whether results depend on the batch: more keys than the attention takes at once.
 _INVARIANCE_TOKENS = 160
 
 
-def build_runner(config: RunnerConfig, recorder: Recorder | None = None) -> ModelRunner:
-    """A runner with its model and its KV cache, checked against transformers unless the same model was here before.
+def build_runner(config: RunnerConfig, recorder: Recorder | None = None, verdicts: Verdicts | None = None) -> ModelRunner:
+    """A runner with its model and its KV cache, checked against transformers.
 
     Args:
         recorder: records decode steps; by default a recorder of CUDA graphs on a GPU.
+        verdicts: of the same configuration when it was built before in this process; what they hold is not checked again.
 
     Raises:
         StartupError: the KV cache is too small, or the model cannot be loaded.
@@ -51,21 +53,21 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None) -> Mode
     """
     started = time.monotonic()
     use_device(config.device)
-    parts = _load(config, recorder)
+    verdicts = verdicts or Verdicts()
+    parts = _load(config, recorder, verdicts)
     runner = _runner(parts)
-    if config.num_blocks is None:
-        _check_structure(runner, parts)
-    else:  # it was checked before it was unloaded
-        runner.allocate_cache()
-    refusal = _check_media(runner, parts)
+    verdicts.of("structure", lambda: _check_structure(runner, parts))
+    runner.allocate_cache()
+    verdicts.of("cache", lambda: _check_cache(runner, parts))
+    refusal = verdicts.of("media", lambda: _check_media(runner, parts))
     if refusal is not None:
         log.warning("media are refused: %s", refusal)
         runner = _runner(replace(parts, media=None, media_traits=refusal))
     if config.quantization != "none" or parts.model.is_quantized:
-        _quantize(runner, parts)
+        _quantize(runner, parts, verdicts)
     if config.batch_invariant:
-        _check_batch_invariance(runner)
-    del parts.model.probe_logits
+        verdicts.of("batch invariance", lambda: _check_batch_invariance(runner))
+    parts.model.probe_logits = torch.empty(0)
     log.info("%s loaded in %.1f s: %d KV blocks of %d tokens in %s, %s attention", config.model_name, time.monotonic() - started,
              runner.num_blocks, config.block_size, str(parts.cache_dtype).removeprefix("torch."), parts.backend.name)  # fmt: skip
     return runner
@@ -85,7 +87,7 @@ def _runner(parts: RunnerParts) -> ModelRunner:
     return ModelRunner(parts) if parts.pooler is None else PoolingRunner(parts, parts.pooler)
 
 
-def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
+def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts) -> RunnerParts:
     kernels = load_kernels() if config.device.type == "cpu" and config.attention != "torch" else None
     form = ON_THE_FLY.get(config.quantization)
     if form is not None:
@@ -97,14 +99,15 @@ def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
         device=config.device,
         max_model_len=config.max_model_len,
         generates=config.pooling is None,
+        verdicts=verdicts,
         quantized_modules=None if kernels is None else CpuQuantizedModules(kernels.quant),
     )
     if form is not None and model.is_quantized:
         why = "its weights are quantised already"
         raise StartupError(f"{config.model_name} cannot be served with --quantization {config.quantization}: {why}")
     trial = _trial(config, model)
-    optimize(model.model, kernels, *trial, form=form, batch_invariant=config.batch_invariant)
-    model.decoder = find_decoder(model.model, kernels, *trial)
+    optimize(model.model, kernels, *trial, form=form, batch_invariant=config.batch_invariant, verdicts=verdicts)
+    model.decoder = find_decoder(model.model, kernels, *trial, verdicts=verdicts)
     gc.collect()
     traits = media_traits(model.model, model.config, model.num_position_axes)
     pooling = config.pooling
@@ -124,7 +127,7 @@ def _load(config: RunnerConfig, recorder: Recorder | None) -> RunnerParts:
         ),
         kernels=kernels,
         cache_dtype=cache_dtype,
-        num_blocks=_num_blocks(config, model, cache_dtype),
+        num_blocks=verdicts.of("num_blocks", lambda: _num_blocks(config, model, cache_dtype)),
         media=MediaInputs(model.model, model.num_position_axes) if isinstance(traits, MediaTraits) else None,
         media_traits=traits,
         recorder=recorder,
@@ -141,8 +144,6 @@ def _trial(config: RunnerConfig, model: LoadedModel) -> tuple[torch.Tensor, torc
 
 def _num_blocks(config: RunnerConfig, model: LoadedModel, cache_dtype: torch.dtype) -> int:
     """Number of KV blocks that fit in the configured memory. Raises StartupError if the checks at start need more."""
-    if config.num_blocks is not None:
-        return config.num_blocks
     block_bytes = config.block_size * sum(shape.bytes_per_token(cache_dtype) for shape in model.layers.values())
     most = config.max_num_seqs * -(-config.max_model_len // config.block_size) * block_bytes
     size = measured_kv_cache_bytes(config, most) if config.kv_cache_bytes is None else config.kv_cache_bytes
@@ -163,14 +164,18 @@ def _num_probe_blocks(config: RunnerConfig) -> int:
 
 
 def _check_structure(runner: ModelRunner, parts: RunnerParts) -> None:
-    """Compare the paged path with transformers' ordinary forward pass, and allocate the cache."""
-    config, model, probe = parts.config, parts.model, parts.model.probe_token_ids.tolist()
+    """Compare the paged path with transformers' ordinary forward pass, if rounding in the cache would hide small errors."""
+    config, model = parts.config, parts.model
     exact = torch.promote_types(model.dtype, parts.cache_dtype)
-    if parts.cache_dtype != exact:  # rounding in the cache would hide small errors
+    if parts.cache_dtype != exact:
         parts.backend.allocate(model.layers, _num_probe_blocks(config), config.block_size, exact)
-        check_parity(model, runner.prompt_logits(probe, num_chunks=2), config.model_name)
-    runner.allocate_cache()
-    check_parity(model, runner.prompt_logits(probe, num_chunks=2), config.model_name, cache_dtype=parts.cache_dtype)
+        check_parity(model, runner.prompt_logits(model.probe_token_ids.tolist(), num_chunks=2), config.model_name)
+
+
+def _check_cache(runner: ModelRunner, parts: RunnerParts) -> None:
+    """Compare the paged path, in the cache that is used, with transformers' ordinary forward pass."""
+    logits = runner.prompt_logits(parts.model.probe_token_ids.tolist(), num_chunks=2)
+    check_parity(parts.model, logits, parts.config.model_name, cache_dtype=parts.cache_dtype)
 
 
 def _check_media(runner: ModelRunner, parts: RunnerParts) -> str | None:
@@ -206,12 +211,12 @@ def _check_batch_invariance(runner: ModelRunner) -> None:
             )
 
 
-def _quantize(runner: ModelRunner, parts: RunnerParts) -> None:
+def _quantize(runner: ModelRunner, parts: RunnerParts, verdicts: Verdicts) -> None:
     """Let a model that has passed the checks compute with integers, and check how much its logits change."""
     model, quantization = parts.model, parts.config.quantization
     token_ids, position_ids = _trial(parts.config, model)
-    done = quantize(model.model, token_ids, position_ids)
-    model.decoder = find_decoder(model.model, parts.kernels, token_ids, position_ids)
+    done = quantize(model.model, token_ids, position_ids, verdicts)
+    model.decoder = find_decoder(model.model, parts.kernels, token_ids, position_ids, "quantised decoder", verdicts)
     if not done.num_layers and not model.is_quantized:
         raise StartupError(f"--quantization {quantization} supports no layer of this model")
     gc.collect()
@@ -221,4 +226,9 @@ def _quantize(runner: ModelRunner, parts: RunnerParts) -> None:
     else:
         log.info("quantised %d linear layers to %s: %.0f MB instead of %.0f", done.num_layers, name, done.bytes_after / 1e6,
                  done.bytes_before / 1e6)  # fmt: skip
-    check_parity(model, runner.prompt_logits(token_ids.tolist(), num_chunks=2), parts.config.model_name, quantization=name)
+
+    def check() -> None:
+        logits = runner.prompt_logits(token_ids.tolist(), num_chunks=2)
+        check_parity(model, logits, parts.config.model_name, quantization=name)
+
+    verdicts.of("quantization", check)

@@ -23,8 +23,6 @@ class RunnerConfig:
     block_size: int
     #: Size of the KV cache; None follows from the memory that is left.
     kv_cache_bytes: int | None
-    #: Blocks of the KV cache, of a model that was loaded and checked before.
-    num_blocks: int | None = None
     #: Memory that this process may take on a CPU, in bytes, and its share of that or of a GPU's; None: see memory.py.
     memory_limit: int = 0
     memory_utilization: float | None = None

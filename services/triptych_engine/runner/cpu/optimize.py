@@ -37,6 +37,7 @@ from triptych_engine.runner.cpu.linear.packing import Pack, can_pack, pack
 from triptych_engine.runner.cpu.linear.quant import QuantLinear, UnquantizedLinear
 from triptych_engine.runner.cpu.modules import FusedRMSNorm, GatedMLP, LinearPart, SharedProduct, WideHead
 from triptych_engine.runner.quantization.formats import HEAD_ON_THE_FLY, QuantFormat
+from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 #: Largest difference between a module and its replacement that rounding can explain, relative to the largest value.
@@ -51,6 +52,7 @@ def optimize(
     *,
     form: QuantFormat | None = None,
     batch_invariant: bool = False,
+    verdicts: Verdicts | None = None,
 ) -> None:
     """Replace modules of a CPU model in place, where possible; without kernels only the linear layers.
 
@@ -60,29 +62,31 @@ def optimize(
         position_ids: in the model's form, spread over its context.
         form: prepare the linear layers for `quantize`, which will store them in this format; needs kernels.
         batch_invariant: the linear layers' result for a row must not depend on the number of rows.
+        verdicts: of the same model, if it was loaded before in this process.
     """
     if model.device.type != "cpu" or not can_pack(kernels, model.dtype):
         return
     embedding = getattr(model.get_input_embeddings(), "weight", None)  # a quantised one has none
     if embedding is not None:
         _detach_from_file(embedding)  # before the head, which may share it, is replaced
+    verdicts = verdicts or Verdicts()
     wide = False
     num_norms = 0
     pack_linears = functools.partial(pack, kernels, form=form, batch_invariant=batch_invariant)
     if kernels is not None:
-        num_norms = _replace(model, lambda module: _fused_norm(module, kernels))
+        num_norms = _replace(model, lambda module, name: _fused_norm(module, kernels))
         others = [m for m in model.modules() if "Norm" in type(m).__name__ and not isinstance(m, FusedRMSNorm)]
         wide = model.dtype == torch.bfloat16 and num_norms > 0 and not others
         _replace_head(model, kernels, form)
-        _replace(model, lambda module: _gated_mlp(module, kernels, pack_linears))
+        _replace(model, lambda module, name: _gated_mlp(module, name, kernels, pack_linears, verdicts))
     _share_products(model, kernels, pack_linears)
-    num_linears = _replace(model, lambda module: _packed_linear(module, kernels, pack_linears))
+    num_linears = _replace(model, lambda module, name: _packed_linear(module, kernels, pack_linears))
     for parameter in model.parameters():
         if parameter is not embedding:
             _detach_from_file(parameter)
     if wide:
         model.get_input_embeddings().register_forward_hook(_widen)
-    num_layers = fuse_layers(model, token_ids, position_ids, kernels) if kernels is not None else 0
+    num_layers = fuse_layers(model, token_ids, position_ids, kernels, verdicts) if kernels is not None else 0
     stream = "float32" if wide else str(model.dtype).removeprefix("torch.")
     log.info(
         "packed %d linear layers, fused %d norms and %d decoder layers, %s residual stream",
@@ -102,10 +106,12 @@ class Quantized:
     bytes_after: int
 
 
-def quantize(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor) -> Quantized:
+def quantize(
+    model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor, verdicts: Verdicts | None = None
+) -> Quantized:
     """Quantise the inputs, and if necessary the weights, of the layers that `optimize` prepared, in place.
 
-    The tokens and positions are the same as for `optimize`.
+    The other arguments are the same as for `optimize`.
     """
     layers: dict[QuantLinear, None] = {}
     for module in model.modules():
@@ -113,7 +119,7 @@ def quantize(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torc
         if isinstance(layer, QuantLinear):
             layers[layer] = None
     sizes = [layer.quantize() for layer in layers]
-    join_layers(model, token_ids, position_ids)
+    join_layers(model, token_ids, position_ids, verdicts or Verdicts())
     return Quantized(len(sizes), sum(before for before, _ in sizes), sum(after for _, after in sizes))
 
 
@@ -126,13 +132,14 @@ def _widen(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tenso
     return output.float()
 
 
-def _replace(model: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> int:
+def _replace(model: nn.Module, make: Callable[[nn.Module, str], nn.Module | None]) -> int:
+    """Replace the modules that `make` makes a replacement of; it gets a module and its name in the model."""
     num_replaced = 0
-    for parent in model.modules():  # no list: it would keep replaced modules and their weights alive to the end
+    for prefix, parent in model.named_modules():  # no list: it would keep replaced modules and their weights alive to the end
         if isinstance(parent, (PackedLinear, WideHead, GatedMLP)):
             continue
         for name, child in list(parent.named_children()):
-            replacement = make(child)
+            replacement = make(child, f"{prefix}.{name}")
             if replacement is not None:
                 setattr(parent, name, replacement)
                 num_replaced += 1
@@ -162,7 +169,7 @@ def _share_products(model: nn.Module, kernels: CpuKernels | None, pack: Pack) ->
                 setattr(module, name, LinearPart(product, index))
 
 
-def _gated_mlp(module: nn.Module, kernels: CpuKernels, pack: Pack) -> nn.Module | None:
+def _gated_mlp(module: nn.Module, module_name: str, kernels: CpuKernels, pack: Pack, verdicts: Verdicts) -> nn.Module | None:
     linears = _linears(module, kernels, "gate_proj", "up_proj", "down_proj")
     if linears is None or not type(module).__name__.endswith("MLP"):
         return None
@@ -170,11 +177,15 @@ def _gated_mlp(module: nn.Module, kernels: CpuKernels, pack: Pack) -> nn.Module 
     if (gate.bias is None) != (up.bias is None):
         return None
     fused = GatedMLP(gate, up, down, kernels, pack)
-    sample = torch.randn(1, 3, gate.in_features, generator=torch.Generator().manual_seed(0))
-    if isinstance(gate, nn.Linear):
-        sample = sample.to(gate.weight)
-    # With large inputs, too: some families clamp the activations.
-    return fused if all(_same(module(scale * sample), fused(scale * sample)) for scale in (1, 100)) else None
+
+    def computes_the_same() -> bool:
+        sample = torch.randn(1, 3, gate.in_features, generator=torch.Generator().manual_seed(0))
+        if isinstance(gate, nn.Linear):
+            sample = sample.to(gate.weight)
+        # With large inputs, too: some families clamp the activations.
+        return all(_same(module(scale * sample), fused(scale * sample)) for scale in (1, 100))
+
+    return fused if verdicts.of(("gated MLP", module_name), computes_the_same) else None
 
 
 def _same(expected: torch.Tensor, got: torch.Tensor) -> bool:

@@ -31,6 +31,7 @@ from triptych_engine.runner.model.whole_decoder import WholeDecoder
 from triptych_engine.runner.quantization.checkpoints import check_plain, load_quantized, quantization_of
 from triptych_engine.runner.quantization.gguf import load_gguf
 from triptych_engine.runner.quantization.tensor import QuantizedModules
+from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 #: Maximum length of the sequence on which the paged path is compared with the ordinary one.
@@ -62,7 +63,8 @@ class LoadedModel:
     #: Whether the model's forward pass can return only the logits of given tokens.
     picks_logits: bool
     probe_token_ids: torch.Tensor  # [num_probe_tokens] int64
-    probe_logits: torch.Tensor  # [num_probe_tokens, vocab] of transformers' ordinary forward pass
+    #: [num_probe_tokens, vocab] of transformers' ordinary forward pass; empty once the checks are over.
+    probe_logits: torch.Tensor
     #: Used in place of the model's forward pass where it can.
     decoder: WholeDecoder | None = None
 
@@ -140,6 +142,7 @@ def load_model(
     max_model_len: int,
     generates: bool = True,
     quantized_modules: QuantizedModules | None = None,
+    verdicts: Verdicts | None = None,
 ) -> LoadedModel:
     """Load the language model of a checkpoint.
 
@@ -147,6 +150,7 @@ def load_model(
         dtype: None chooses the best one for the checkpoint on the device.
         generates: the checkpoint must have the weights of the output head.
         quantized_modules: makes the layers of a checkpoint that is quantised; None if such ones cannot be computed here.
+        verdicts: of the same checkpoint, if it was loaded before in this process.
 
     Raises:
         UnsupportedModelError: it could not be run correctly.
@@ -179,15 +183,17 @@ def load_model(
     model = model.eval().requires_grad_(False).to(device)
     num_probe_tokens = min(NUM_PROBE_TOKENS, max_model_len)
     probe = torch.arange(num_probe_tokens, device=device) * 7919 % config.get_text_config().vocab_size
-    reference = _reference_logits(model, config, name, probe)
+    verdicts = verdicts or Verdicts()
+    reference = torch.empty(0) if "vocab_size" in verdicts else _reference_logits(model, config, name, probe)
+    model.set_attn_implementation(ATTENTION_NAME)
     return LoadedModel(
         model=model,
         config=config,
-        layers=_observe_layers(model, config, name, probe),
+        layers=verdicts.of("layers", lambda: _observe_layers(model, config, name, probe)),
         dtype=dtype,
         checkpoint_dtype=checkpoint,
         device=device,
-        vocab_size=reference.shape[-1],
+        vocab_size=verdicts.of("vocab_size", lambda: reference.shape[-1]),
         num_position_axes=_num_position_axes(config),
         first_position=1 if config.model_type == "paligemma" else 0,
         is_quantized=is_quantized,
@@ -233,8 +239,7 @@ def _name(entry: str | tuple[str, ...]) -> str:
 
 
 def _observe_layers(model: PreTrainedModel, config: PretrainedConfig, name: str, probe: torch.Tensor) -> dict[int, LayerShape]:
-    """Switch the model to paged attention and record what each layer stores. Refuses models that attend in another way."""
-    model.set_attn_implementation(ATTENTION_NAME)
+    """Record what each layer stores. Refuses models that do not use paged attention although they were switched to it."""
     observer = LayerObserver()
     with torch.inference_mode(), attending(observer):  # type: ignore[arg-type]
         try:

@@ -24,6 +24,8 @@ class ModuleCall:
     output: Any
     #: `num_changes` of the input and of the output, just after the call.
     changes: tuple[int, int]
+    #: The calls of the attention since the recorded call before this one ended: of a decoder layer its own.
+    attention: tuple[AttentionCall, ...]
 
     @property
     def position_embeddings(self) -> Any:
@@ -59,14 +61,16 @@ def recorded_calls(
         position_ids: in the model's form.
     """
     calls: list[ModuleCall] = []
+    recorder = AttentionRecorder()
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         given = next(iter([*args, *kwargs.values()]), None)
-        calls.append(ModuleCall(module, args, kwargs, given, output, (num_changes(given), num_changes(output))))
+        attention, recorder.calls = tuple(recorder.calls), []
+        calls.append(ModuleCall(module, args, kwargs, given, output, (num_changes(given), num_changes(output)), attention))
 
     hooks = [module.register_forward_hook(note, with_kwargs=True) for module in modules]
     try:
-        with torch.no_grad(), attending(AttentionRecorder()):  # type: ignore[arg-type]  # in inference mode, changes are not counted
+        with torch.no_grad(), attending(recorder):  # type: ignore[arg-type]  # in inference mode, changes are not counted
             result = model(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)
     finally:
         for hook in hooks:

@@ -22,6 +22,7 @@ from triptych_engine.runner.cpu.decoder.calls import ModuleCall, is_same_tensor,
 from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer, first_tokens, trial_backend
 from triptych_engine.runner.cpu.decoder.layer_kernel import LayerStack, RotaryTables
 from triptych_engine.runner.cpu.kernels import CpuKernels
+from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 
@@ -70,26 +71,55 @@ class Decoder:
 
 
 def find_decoder(
-    model: PreTrainedModel, kernels: CpuKernels | None, token_ids: torch.Tensor, position_ids: torch.Tensor
+    model: PreTrainedModel,
+    kernels: CpuKernels | None,
+    token_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+    question: str = "decoder",
+    verdicts: Verdicts | None = None,
 ) -> Decoder | None:
     """The decoder that a model consists of; None if it consists of more, or in another order.
 
     Args:
         token_ids: [num_tokens] of a prompt on which the decoder is compared with the model.
         position_ids: in the model's form, spread over the whole context.
+        question: what the names of its parts are called in the verdicts.
     """
     layers = [module for module in model.modules() if isinstance(module, FusedDecoderLayer)]
     shapes = {None if layer.kernel is None else layer.kernel.shape for layer in layers}
     if kernels is None or len(shapes) != 1 or None in shapes:
         return None
+    own_names = {module: name for name, module in model.named_modules()}
+
+    def find() -> list[str] | None:
+        parts = _find_parts(model, kernels, layers, token_ids, position_ids)
+        return None if parts is None else [own_names[part] for part in parts]
+
+    names = (verdicts or Verdicts()).of(question, find)
+    return None if names is None else _decoder_of(layers, [model.get_submodule(name) for name in names])
+
+
+def _decoder_of(layers: Sequence[FusedDecoderLayer], parts: Sequence[nn.Module]) -> Decoder:
+    embedding, rotary, norm, head = parts
+    return Decoder(embedding, rotary, layers, norm, head)
+
+
+def _find_parts(
+    model: PreTrainedModel,
+    kernels: CpuKernels,
+    layers: Sequence[FusedDecoderLayer],
+    token_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+) -> list[nn.Module] | None:
+    """Embedding, rotary embedding, last norm and head of the decoder that the model is, if they compute what the model does."""
     inside = {part for layer in layers for part in layer.modules()} - set(layers)
     calls, result = recorded_calls(model, [part for part in model.modules() if part not in inside], token_ids, position_ids)
-    decoder = _decoder_of(model, layers, calls, result.logits, position_ids)
-    if decoder is None:
+    parts = _parts_of(model, layers, calls, result.logits, position_ids)
+    if parts is None:
         return None
     try:
-        if _computes_the_same(decoder, model, kernels, layers, token_ids, position_ids):
-            return decoder
+        if _computes_the_same(_decoder_of(layers, parts), model, kernels, layers, token_ids, position_ids):
+            return parts
         why = "compute something else"
     except Exception as error:  # the modules' code is not ours
         why = f"fail ({error})"
@@ -97,13 +127,13 @@ def find_decoder(
     return None
 
 
-def _decoder_of(
+def _parts_of(
     model: PreTrainedModel,
     layers: Sequence[FusedDecoderLayer],
     calls: Sequence[ModuleCall],
     logits: torch.Tensor,
     position_ids: torch.Tensor,
-) -> Decoder | None:
+) -> list[nn.Module] | None:
     """The parts, if each gets what the one before it returned. Each layer must be called once."""
     stack = [call for call in calls if call.module in set(layers)]
     tables = stack[0].position_embeddings
@@ -117,7 +147,7 @@ def _decoder_of(
         return None
     if not all(before.hands_on_to(call) for before, call in pairwise([*embeddings, *stack, *norms, *heads])):
         return None
-    return Decoder(embeddings[0].module, rotary[0].module, layers, norms[0].module, heads[0].module)
+    return [calls[0].module for calls in (embeddings, rotary, norms, heads)]
 
 
 def _gets(call: ModuleCall, *tensors: torch.Tensor) -> bool:

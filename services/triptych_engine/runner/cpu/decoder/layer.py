@@ -8,6 +8,7 @@ replaced if both pass the same queries, keys and values to the attention and ret
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Any, cast
@@ -24,6 +25,7 @@ from triptych_engine.runner.cpu.decoder.layer_kernel import LayerKernel, RotaryT
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.linear.layers import KernelLinear, PackedLinear
 from triptych_engine.runner.cpu.modules import FusedRMSNorm, GatedMLP, LinearPart
+from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 #: Largest difference that rounding can explain, relative to the typical value.
@@ -89,15 +91,15 @@ class FusedDecoderLayer(nn.Module):
         """What it stores per token."""
         return LayerShape(self._num_kv_heads, self._head_dim, self._v_head_dim)
 
-    def verify_whole(self, hidden_states: torch.Tensor, position_embeddings: Any, dtype: torch.dtype, extra: float = 0.0) -> None:
-        """Drop the single kernel unless it computes the same as the parts, with few and many tokens, with a cache of this dtype.
+    @torch.inference_mode()
+    def is_whole(self, hidden_states: torch.Tensor, position_embeddings: Any, dtype: torch.dtype, extra: float = 0.0) -> bool:
+        """Whether the single kernel computes the same as the parts, with few and many tokens, with a cache of this dtype.
 
         extra: additional tolerance, relative to the typical value, besides that for rounding to the dtype.
         """
         whole, backend = self.kernel, trial_backend([self], self._kernels, hidden_states.shape[1], dtype)
         if whole is None or backend is None:  # another backend will be used, so the layer is computed in parts
-            self.kernel = None
-            return
+            return False
         for num_tokens in (1, 6, hidden_states.shape[1]):
             inputs = hidden_states[:, :num_tokens]
             tables = tuple(table.reshape(1, -1, table.shape[-1])[:, :num_tokens] for table in position_embeddings)
@@ -109,8 +111,8 @@ class FusedDecoderLayer(nn.Module):
             # The parts round values between them to the model's dtype; the kernel does not.
             if not _close(added[0], added[1], 4 * _TOLERANCE[dtype] + extra, _STREAM_TOLERANCE * inputs.abs()):
                 log.warning("layer %d as one kernel is not what its parts are; it is computed in parts", self.index)
-                self.kernel = None
-                return
+                return False
+        return True
 
     def join(self) -> None:
         """Make the layer a single kernel, if our own kernels compute all its products, from weights packed in one format."""
@@ -124,12 +126,15 @@ class FusedDecoderLayer(nn.Module):
         self.kernel = LayerKernel(self._kernels, self.index, norms, self._qk_norms, products, heads, self._options)
 
 
-def fuse_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor, kernels: CpuKernels) -> int:
+def fuse_layers(
+    model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor, kernels: CpuKernels, verdicts: Verdicts
+) -> int:
     """Replace layers in place, where possible; returns how many.
 
     Args:
         token_ids: [num_tokens] of a prompt on which replacements are verified.
         position_ids: in the model's form, spread over the whole context: some attentions depend on the position.
+        verdicts: of the same model, if it was loaded before in this process.
     """
     layers = [(parent, name, layer) for parent in model.modules() for name, layer in parent.named_children() if _has_parts(layer)]
     if not layers:
@@ -137,24 +142,24 @@ def fuse_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: t
     owners = {layer: (parent, name) for parent, name, layer in layers}
     num_fused, tables = 0, RotaryTables()
     calls, _ = recorded_calls(model, owners, token_ids, position_ids)
-    with torch.inference_mode():
-        for call in calls:
-            fused = _fused(call, kernels, tables)
-            if fused is not None:
-                setattr(*owners[call.module], fused)
-                num_fused += 1
+    for call in calls:
+        fused = _fused(call, kernels, tables, verdicts)
+        if fused is not None:
+            setattr(*owners[call.module], fused)
+            num_fused += 1
     return num_fused
 
 
-def join_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor) -> None:
+def join_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor, verdicts: Verdicts) -> None:
     """Make each fused layer a single kernel, after its products have been packed. Verify the kernels as `fuse_layers` does."""
     layers = [module for module in model.modules() if isinstance(module, FusedDecoderLayer)]
     calls, _ = recorded_calls(model, layers, token_ids, position_ids)
     for call in calls:
         layer = cast(FusedDecoderLayer, call.module)
         layer.join()
-        with torch.inference_mode():
-            layer.verify_whole(call.input, call.position_embeddings, model.dtype, _QUANT_TOLERANCE)
+        given = call.input, call.position_embeddings, model.dtype, _QUANT_TOLERANCE
+        if not verdicts.of(("quantised kernel", layer.index), functools.partial(layer.is_whole, *given)):
+            layer.kernel = None
 
 
 def _has_parts(layer: nn.Module) -> bool:
@@ -176,38 +181,39 @@ def _consists_of(module: nn.Module, parts: dict[str, type]) -> bool:
     return not extra and all(isinstance(children.get(name), kind) for name, kind in parts.items())
 
 
-def _fused(call: ModuleCall, kernels: CpuKernels, tables: RotaryTables) -> FusedDecoderLayer | None:
+def _fused(call: ModuleCall, kernels: CpuKernels, tables: RotaryTables, verdicts: Verdicts) -> FusedDecoderLayer | None:
     """The layer's replacement, if it computes the same on these inputs; else None."""
-    layer, args, kwargs, hidden_states = call.module, call.args, call.kwargs, call.input
-    cos = (call.position_embeddings or (None,))[0]
+    hidden_states, cos = call.input, (call.position_embeddings or (None,))[0]
     if cos is None or cos.numel() != hidden_states.shape[1] * cos.shape[-1] or hidden_states.dtype != torch.float32:
         return None
-    expected, calls = _run(layer, args, kwargs)
-    if (
-        not isinstance(expected, torch.Tensor)
-        or len(calls) != 1
-        or calls[0].key.shape[1:] != (calls[0].value.shape[1], calls[0].query.shape[2])
-    ):
+    if not isinstance(call.output, torch.Tensor) or len(call.attention) != 1:
         return None
-    fused = FusedDecoderLayer(layer, calls[0], kernels, tables)
-    got, own_calls = _run(fused, args, kwargs)
-    wanted, own = calls[0], own_calls[0]
-    tolerance = _TOLERANCE[own.value.dtype]
-    pairs = [(wanted.query, own.query), (wanted.key, own.key), (wanted.value, own.value)]
-    same_calls = all(_close(want.float(), have.float(), tolerance) for want, have in pairs)
-    # Compare what the layer adds, not its output: next to a few huge channels of the stream, any difference would look small.
-    stream = _STREAM_TOLERANCE * hidden_states.abs()
-    if not same_calls or not _close(expected - hidden_states, got - hidden_states, tolerance, stream):
+    (attention,) = call.attention
+    if attention.key.shape[1:] != (attention.value.shape[1], attention.query.shape[2]):
         return None
-    fused.verify_whole(hidden_states, kwargs["position_embeddings"], own.value.dtype)
+    fused = FusedDecoderLayer(call.module, attention, kernels, tables)
+    if not verdicts.of(("layer", fused.index), lambda: _computes_the_same(fused, call, attention)):
+        return None
+    dtype = attention.value.dtype
+    if not verdicts.of(("kernel", fused.index), lambda: fused.is_whole(hidden_states, call.position_embeddings, dtype)):
+        fused.kernel = None
     return fused
 
 
-def _run(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[AttentionCall]]:
+@torch.inference_mode()
+def _computes_the_same(fused: FusedDecoderLayer, call: ModuleCall, wanted: AttentionCall) -> bool:
+    """Whether a replacement passes on to the attention, and returns, what the layer did."""
     recorder = AttentionRecorder()
     with attending(recorder):  # type: ignore[arg-type]
-        output = layer(*args, **kwargs)
-    return output, recorder.calls
+        got = fused(*call.args, **call.kwargs)
+    (own,) = recorder.calls
+    tolerance = _TOLERANCE[own.value.dtype]
+    pairs = [(wanted.query, own.query), (wanted.key, own.key), (wanted.value, own.value)]
+    if not all(_close(want.float(), have.float(), tolerance) for want, have in pairs):
+        return False
+    # Compare what the layer adds, not its output: next to a few huge channels of the stream, any difference would look small.
+    stream = _STREAM_TOLERANCE * call.input.abs()
+    return _close(call.output - call.input, got - call.input, tolerance, stream)
 
 
 def trial_backend(

@@ -63,17 +63,16 @@ class KernelLinear(PackedLinear):
 
 
 class Bf16Linear(KernelLinear):
-    """Stores a weight as bfloat16, also if it is given as float32. x: [..., in_features] fp32 or bf16; the result is like x.
+    """Weights are bfloat16, and sums float32. x: [..., in_features] fp32 or bf16; the result is like x.
 
-    Sums are float32. If the weight is given as bfloat16 and the CPU has bfloat16 instructions, the inputs are rounded to bfloat16.
-    Otherwise inputs are not rounded, and the weight is widened.
+    Args:
+        rounds_inputs: if the CPU has bfloat16 instructions, the inputs are rounded to bfloat16. Otherwise the weight is widened.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: CpuKernels) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: CpuKernels, *, rounds_inputs: bool = True) -> None:
         super().__init__(weight.shape[1], weight.shape[0])
-        rounds = weight.dtype == torch.bfloat16
-        self.weight_format, self._product = ("bf16", kernels.linear) if rounds else ("wide", kernels.linear_wide)
-        self.weight: torch.Tensor = kernels.pack_linear(weight.bfloat16())
+        self.weight_format, self._product = ("bf16", kernels.linear) if rounds_inputs else ("wide", kernels.linear_wide)
+        self.weight: torch.Tensor = kernels.pack_linear(weight)
         self.bias = None if bias is None else nn.functional.pad(bias.float(), (0, -len(bias) % kernels.linear_panel))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -34,12 +34,10 @@ def pack(
         return UnquantizedLinear(plain, form, kernels.quant)
     weight = torch.cat([linear.weight.data for linear in plain]) if len(plain) > 1 else plain[0].weight.data
     bias = None if plain[0].bias is None else torch.cat([linear.bias.data for linear in plain])
-    if kernels is not None and (
-        multiplies_bfloat16(kernels)
-        if weight.dtype == torch.bfloat16
-        else weight.dtype == torch.float32 and torch.equal(weight.bfloat16().float(), weight)
-    ):
+    if kernels is not None and weight.dtype == torch.bfloat16 and multiplies_bfloat16(kernels):
         return Bf16Linear(weight, bias, kernels)
+    if kernels is not None and weight.dtype == torch.float32 and torch.equal((narrow := weight.bfloat16()).float(), weight):
+        return Bf16Linear(narrow, bias, kernels, rounds_inputs=False)
     return OneDnnLinear(weight, bias, batch_invariant=batch_invariant)
 
 

@@ -1,0 +1,108 @@
+"""A model that is built again in the same process computes the same, without the checks of the first time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.builders.engine import a_tiny_llama_config, save_random_model
+from support.builders.multimodal import build_checkpoint
+from triptych_engine.runner import builder
+from triptych_engine.runner.builder import build_runner
+from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.runner.cpu.decoder import decoder, layer
+from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer
+from triptych_engine.runner.model import loader
+from triptych_engine.runner.model_runner import ModelRunner
+from triptych_engine.runner.verdicts import Verdicts
+
+TOKEN_IDS = [(7 * i) % 90 for i in range(50)]
+CHECKS = [
+    (builder, "check_parity"),
+    (builder, "_check_batch_invariance"),
+    (loader, "_reference_logits"),
+    (loader, "_observe_layers"),
+    (decoder, "_find_parts"),
+    (layer, "_computes_the_same"),
+    (FusedDecoderLayer, "is_whole"),
+]
+
+
+def a_config(path: Path, **options: Any) -> RunnerConfig:
+    return RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, **options)
+
+
+def kernels_of(runner: ModelRunner) -> list[bool]:
+    """Of each fused layer, whether it is a single kernel."""
+    return [part.kernel is not None for part in runner._model.model.modules() if isinstance(part, FusedDecoderLayer)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dtype": torch.bfloat16},
+        {"quantization": "int8"},
+        {"quantization": "int4"},
+        {"batch_invariant": True},
+        {"kv_cache_dtype": torch.bfloat16},
+        {"attention": "torch"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["llama", "llava"])
+def test_a_model_wakes_as_it_was_without_being_checked_again(
+    kind: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = (
+        save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
+        if kind == "llama"
+        else build_checkpoint("llava_siglip", tmp_path)
+    )
+    config, verdicts = a_config(path, **options), Verdicts()
+    runner = build_runner(config, verdicts=verdicts)
+
+    def must_not_run(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a check ran again")
+
+    for owner, name in CHECKS:
+        monkeypatch.setattr(owner, name, must_not_run)
+    woken = build_runner(config, verdicts=verdicts)
+    assert torch.equal(woken.prompt_logits(TOKEN_IDS, num_chunks=2), runner.prompt_logits(TOKEN_IDS, num_chunks=2))
+    for what in ("num_blocks", "vocab_size", "media_traits"):
+        assert getattr(woken, what) == getattr(runner, what)
+    assert kernels_of(woken) == kernels_of(runner)
+    assert (woken._model.decoder is None) == (runner._model.decoder is None)
+    with pytest.raises(AssertionError, match="ran again"):
+        build_runner(config)
+
+
+def test_a_layer_that_failed_its_check_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
+    config, verdicts = a_config(path), Verdicts()
+    with monkeypatch.context() as patched:
+        patched.setattr(FusedDecoderLayer, "is_whole", lambda self, *_: self.index != 1)
+        first = kernels_of(build_runner(config, verdicts=verdicts))
+    woken = build_runner(config, verdicts=verdicts)
+    assert kernels_of(woken) == first == [True, False]
+    assert woken._model.decoder is None
+
+
+def test_media_that_were_refused_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = build_checkpoint("llava_siglip", tmp_path)
+    verdicts = Verdicts()
+    with monkeypatch.context() as patched:
+        patched.setattr(builder, "_check_media", lambda *_: "no media")
+        build_runner(a_config(path), verdicts=verdicts)
+    assert build_runner(a_config(path), verdicts=verdicts).media_traits == "no media"
+    assert build_runner(a_config(path)).media_traits != "no media"
+
+
+def test_what_raises_leaves_no_answer():
+    verdicts = Verdicts()
+    with pytest.raises(ZeroDivisionError):
+        verdicts.of("question", lambda: 1 / 0)
+    assert "question" not in verdicts
+    assert [verdicts.of("question", lambda answer=answer: answer) for answer in (None, 2)] == [None, None]
