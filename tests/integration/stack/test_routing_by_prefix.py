@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import httpx
 import pytest
@@ -26,16 +27,27 @@ async def converse(client: httpx.AsyncClient, number: int) -> None:
         messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
 
 
+async def engines_of(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+    return (await client.get("/load")).raise_for_status().json()["engines"]
+
+
+async def all_serve(client: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(60):
+        while any(engine["state"] != "serving" for engine in await engines_of(client)):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
 async def hits_of(routing: str, num_engines: int = 2) -> tuple[float, list[int]]:
     """The share of the prompt tokens that were found in prefix caches, and the tokens that each engine looked up."""
     with serving("--engines", str(num_engines), "--frontend.routing", routing, "--engine.kv-cache-memory", "256M") as server:
         url = server.wait_until_started()
         async with httpx.AsyncClient(base_url=url, timeout=180, trust_env=False) as client:
+            await all_serve(client)  # one of them suffices to be ready
             async with asyncio.TaskGroup() as tasks:
                 for number in range(NUM_CONVERSATIONS):
                     tasks.create_task(converse(client, number))
             await asyncio.sleep(1)
-            engines = (await client.get("/load")).json()["engines"]
+            engines = await engines_of(client)
     hits, queries = (sum(engine[f"prefix_cache_{name}"] for engine in engines) for name in ("hits", "queries"))
     return hits / queries, [engine["prefix_cache_queries"] for engine in engines]
 
