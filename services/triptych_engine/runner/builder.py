@@ -100,7 +100,9 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts) -
         max_model_len=config.max_model_len,
         generates=config.pooling is None,
         verdicts=verdicts,
-        quantized_modules=None if kernels is None else CpuQuantizedModules(kernels.quant),
+        quantized_modules=None
+        if kernels is None
+        else CpuQuantizedModules(kernels.quant_kernels(batch_invariant=config.batch_invariant)),
     )
     if form is not None and model.is_quantized:
         why = "its weights are quantised already"

@@ -23,7 +23,7 @@ from triptych_engine.runner.quantization.formats import F8, ON_THE_FLY, Quantize
 
 log = logging.getLogger(__name__)
 #: Weight formats of decoder layers, see linear.h.
-FORMATS = ("bf16", "wide", "quant")
+FORMATS = ("bf16", "wide", "quant", "quant_tiles")
 #: How products of many rows with bf16 weights are computed: in float32, or with bfloat16 instructions for vectors or tiles.
 LINEAR_METHODS = ("fp32", "dot", "tiles")
 #: Dtypes that the attention supports: of queries and keys, of values and the result, of the cache.
@@ -95,12 +95,18 @@ class CpuKernels:
         self._workspace = _Workspace()
         self._pages = HugePages()  # memory of packed weights
         self.sampling = SamplingKernels(library)
-        #: Products with quantised weights.
+        #: Products with quantised weights, in which a row's result does not depend on the other rows.
         self.quant = QuantKernels(library, self.workspace)
+        #: The same without this promise, where the CPU has tiles, which are faster for many rows.
+        self.quant_tiles = QuantKernels(library, self.workspace, tiles=True) if self.linear_method == "tiles" else self.quant
 
     def paged_attention(self, args: KernelArgs, types: tuple[torch.dtype, torch.dtype, torch.dtype]) -> None:
         """Compute one layer: write keys and values, then attend. types: one of ATTENTION_TYPES."""
         self._attention[types](ctypes.byref(args))
+
+    def quant_kernels(self, *, batch_invariant: bool) -> QuantKernels:
+        """Products with quantised weights: the fastest, or those in which a row's result does not depend on the other rows."""
+        return self.quant if batch_invariant else self.quant_tiles
 
     def decoder_layer_workspace(self, layer: DecoderLayerArgs, weight_format: str) -> int:
         """Number of 32-bit words of workspace that the layer needs per row."""
@@ -247,16 +253,16 @@ def _multiplies(kernels: CpuKernels) -> bool:
         x = torch.randn(num_rows, 100, generator=generator).bfloat16().float()
         if not torch.allclose(kernels.linear(x, packed, None, 70), x @ weight.float().T, rtol=1e-3, atol=1e-3):
             return False
-    return _multiplies_quantized(kernels.quant)
+    return _multiplies_quantized(kernels.quant, 6) and _multiplies_quantized(kernels.quant_tiles, 45)
 
 
-def _multiplies_quantized(kernels: QuantKernels) -> bool:
+def _multiplies_quantized(kernels: QuantKernels, num_rows: int) -> bool:
     """Whether products with quantised weights are those of the dequantised weights, up to the rounding of inputs."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(70, 100, generator=generator)
     floats = QuantizedRows(F8, weight.to(torch.float8_e4m3fn).view(torch.uint8), torch.full((70, 1), 0.5))
     for rows in (*(quantize_rows(weight, form) for form in ON_THE_FLY.values()), floats):
-        packed, x = kernels.pack(rows.format, 70, 100, [rows]), torch.randn(6, 100, generator=generator)
+        packed, x = kernels.pack(rows.format, 70, 100, [rows]), torch.randn(num_rows, 100, generator=generator)
         expected = x @ rows.dequantize().T
         if not torch.equal(kernels.unpack(packed, torch.arange(70)), rows.dequantize()):
             return False

@@ -77,7 +77,7 @@ def optimize(
         num_norms = _replace(model, lambda module, name: _fused_norm(module, kernels))
         others = [m for m in model.modules() if "Norm" in type(m).__name__ and not isinstance(m, FusedRMSNorm)]
         wide = model.dtype == torch.bfloat16 and num_norms > 0 and not others
-        _replace_head(model, kernels, form)
+        _replace_head(model, kernels, form, batch_invariant)
         _replace(model, lambda module, name: _gated_mlp(module, name, kernels, pack_linears, verdicts))
     _share_products(model, kernels, pack_linears)
     num_linears = _replace(model, lambda module, name: _packed_linear(module, kernels, pack_linears))
@@ -193,15 +193,16 @@ def _same(expected: torch.Tensor, got: torch.Tensor) -> bool:
     return torch.allclose(expected, got, rtol=tolerance, atol=tolerance * expected.abs().max().item())
 
 
-def _replace_head(model: PreTrainedModel, kernels: CpuKernels, form: QuantFormat | None) -> None:
+def _replace_head(model: PreTrainedModel, kernels: CpuKernels, form: QuantFormat | None, batch_invariant: bool) -> None:
     """Pack the output head, so that its results are float32. A plain one of a float32 model is packed with other layers."""
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or (form is None and model.dtype != torch.bfloat16):
         return
     bias = None if head.bias is None else head.bias.data
-    linear = (
-        Bf16Linear(head.weight.data, bias, kernels) if form is None else UnquantizedLinear([head], HEAD_ON_THE_FLY, kernels.quant)
-    )
+    if form is None:
+        linear: PackedLinear = Bf16Linear(head.weight.data, bias, kernels)
+    else:
+        linear = UnquantizedLinear([head], HEAD_ON_THE_FLY, kernels.quant_kernels(batch_invariant=batch_invariant))
     model.set_output_embeddings(WideHead(linear) if model.dtype == torch.bfloat16 else linear)
 
 

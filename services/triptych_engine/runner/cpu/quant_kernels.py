@@ -55,9 +55,12 @@ class QuantKernels:
 
     Args:
         workspace: address of scratch memory for a number of rows of a number of 32-bit words.
+        tiles: multiply many rows with the CPU's bfloat16 tiles.
     """
 
-    def __init__(self, library: ctypes.CDLL, workspace: Callable[[int, int], int]) -> None:
+    def __init__(self, library: ctypes.CDLL, workspace: Callable[[int, int], int], *, tiles: bool = False) -> None:
+        #: Of decoder layers with these products.
+        self.weight_format = "quant_tiles" if tiles else "quant"
         self._workspace = workspace
         self._pages = HugePages()
         self.panel: int = library.triptych_quant_panel()
@@ -69,7 +72,8 @@ class QuantKernels:
         self._pack, self._unpack = library.triptych_quant_pack, library.triptych_quant_unpack
         self._pack.argtypes = [index, *[pointer] * 6, count, count]
         self._unpack.argtypes = [pointer, pointer, count, count, pointer]
-        self._linear, self._linear_exact = library.triptych_linear_quant, library.triptych_linear_quant_exact
+        self._linear = library.triptych_linear_quant_tiles if tiles else library.triptych_linear_quant
+        self._linear_exact = library.triptych_linear_quant_exact
         self._linear.argtypes = [pointer, count, pointer, count, *[pointer] * 3, *[count] * 3]
         self._linear_exact.argtypes = [pointer, count, pointer, count, *[pointer] * 2, *[count] * 3]
 
@@ -112,7 +116,8 @@ class QuantKernels:
     def linear(self, x: torch.Tensor, packed: PackedQuant, bias: torch.Tensor | None) -> torch.Tensor:
         """x weight^T + bias, with x quantised to 8 bits. A row's result does not depend on the other rows.
 
-        A row with a value that is not finite gives NaN; with floats of 8 bits what float32 gives.
+        A row with a value that is not finite gives NaN; with floats of 8 bits what float32 gives. With tiles, many rows are rounded
+        to bfloat16, as are the weights: a row's result depends on how many rows there are.
 
         Args:
             x: [rows, in] fp32 with dense rows.

@@ -86,7 +86,7 @@ def test_logits_stay_near_those_of_the_model_as_it_is(checkpoint: torch.dtype, d
 
 def test_batched_equals_alone(tmp_path: Path):
     path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
-    driver = EngineDriver(path, quantization="int8")
+    driver = EngineDriver(path, quantization="int8", batch_invariant=True)
     requests = [
         a_request(str(length), [3 + (7 * i + length) % 90 for i in range(length)], max_tokens=20) for length in (1, 5, 20, 37)
     ]

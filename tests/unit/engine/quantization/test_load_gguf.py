@@ -80,7 +80,7 @@ def test_the_embedding_and_the_head_share_one_weight(tmp_path: Path):
 
 def test_batched_equals_alone(tmp_path: Path):
     save_gguf_model(tmp_path, "llama", ["Q4_K", "Q6_K", "Q4_0"])
-    driver = EngineDriver(tmp_path)
+    driver = EngineDriver(tmp_path, batch_invariant=True)
     requests = [a_request(str(n), [3 + (7 * i + n) % 90 for i in range(n)], max_tokens=20) for n in (1, 5, 20, 37)]
     alone = {one.request_id: driver.run(driver.scheduler(), [one])[one.request_id].token_ids for one in requests}
     again = [a_request(str(n), [3 + (7 * i + n) % 90 for i in range(n)], max_tokens=20) for n in (1, 5, 20, 37)]

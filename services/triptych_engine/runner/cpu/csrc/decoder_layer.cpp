@@ -74,7 +74,7 @@ struct Input {
   int64_t size;
 
   float* row(int64_t r) const { return x + r * size; }
-  void written(int64_t r) const { Format::prepare_row(row(r), size, prepared + r * Format::num_prepared_words(size)); }
+  void written(int64_t r, int64_t rows) const { Format::prepare_row(row(r), size, prepared + r * Format::num_prepared_words(size), rows); }
   void multiply(const PackedWeight& w, float* out, int64_t rows) const { Format::linear_shared(x, size, prepared, w, out, rows); }
 };
 
@@ -115,7 +115,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
       gated{w.gated, prepared, inner};
   Team::for_rows(rows, [&](int64_t r) {
     norm_row(x + r * hidden, l.norm, normed.row(r), hidden, l.norm_eps);
-    normed.written(r);
+    normed.written(r, rows);
   });
   team.wait();
   clock.mark(kOtherStage);
@@ -132,7 +132,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
   team.wait();
   clock.mark(kAttentionStage);
   if (Format::num_prepared_words(1) > 0) {  // several threads write a row, so it is prepared after all have written
-    Team::for_rows(rows, [&](int64_t r) { attended.written(r); });
+    Team::for_rows(rows, [&](int64_t r) { attended.written(r, rows); });
     team.wait();
   }
   clock.mark(kOtherStage);
@@ -141,7 +141,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
   clock.mark(kLinearStage);
   Team::for_rows(rows, [&](int64_t r) {
     add_norm_row(x + r * hidden, w.added + r * hidden, l.mlp_norm, s.out + r * hidden, normed.row(r), hidden, l.mlp_norm_eps);
-    normed.written(r);
+    normed.written(r, rows);
   });
   team.wait();
   clock.mark(kOtherStage);
@@ -156,7 +156,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
     clock.mark(kLinearStage);
     Team::for_rows(rows, [&](int64_t r) {
       silu_mul_row(w.gate_up + 2 * r * inner, w.gate_up + (2 * r + 1) * inner, gated.row(r), inner);
-      gated.written(r);
+      gated.written(r, rows);
     });
     team.wait();
     clock.mark(kOtherStage);
@@ -196,4 +196,5 @@ int64_t triptych_decoder_step_args_size() { return sizeof(DecoderStepArgs); }
 DECODER_LAYERS(bf16, Bf16Format)
 DECODER_LAYERS(wide, WideFormat)
 DECODER_LAYERS(quant, MixedQuantFormat)
+DECODER_LAYERS(quant_tiles, TiledQuantFormat)
 }

@@ -12,6 +12,7 @@ from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs, PackedWeight
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.linear.layers import KernelLinear
+from triptych_engine.runner.cpu.linear.quant import QuantLinear
 
 
 class RotaryTables:
@@ -105,5 +106,5 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 
 
 def _packed(linear: KernelLinear) -> PackedWeight:
-    num_quant_panels = len(linear.weight) if linear.weight is not None and linear.weight_format == "quant" else 0
+    num_quant_panels = len(linear.weight) if linear.weight is not None and isinstance(linear, QuantLinear) else 0
     return PackedWeight(_address(linear.weight), _address(linear.bias), linear.in_features, linear.out_features, num_quant_panels)

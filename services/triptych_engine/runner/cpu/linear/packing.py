@@ -31,7 +31,7 @@ def pack(
         return QuantLinear.join(quantised)
     plain = [linear for linear in linears if isinstance(linear, nn.Linear)]
     if kernels is not None and form is not None:
-        return UnquantizedLinear(plain, form, kernels.quant)
+        return UnquantizedLinear(plain, form, kernels.quant_kernels(batch_invariant=batch_invariant))
     weight = torch.cat([linear.weight.data for linear in plain]) if len(plain) > 1 else plain[0].weight.data
     bias = None if plain[0].bias is None else torch.cat([linear.bias.data for linear in plain])
     if kernels is not None and weight.dtype == torch.bfloat16 and multiplies_bfloat16(kernels):

@@ -21,12 +21,10 @@ class QuantLinear(KernelLinear):
     replace. From then on, inputs are quantised to 8 bits, for each row and group of 32.
     """
 
-    weight_format = "quant"
-
     def __init__(self, packed: PackedQuant, bias: torch.Tensor | None, kernels: QuantKernels) -> None:
         """bias: as of `QuantKernels.pad_bias`."""
         super().__init__(packed.in_features, packed.out_features)
-        self._kernels = kernels
+        self._kernels, self.weight_format = kernels, kernels.weight_format
         self.packed, self.weight, self.bias = packed, None, bias
 
     @classmethod

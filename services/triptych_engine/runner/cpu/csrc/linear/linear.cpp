@@ -56,7 +56,7 @@ void Bf16Format::linear_shared(const float* x, int64_t x_stride, const uint32_t*
 #if defined(TRIPTYCH_BF16_DOT)
 
 int64_t Bf16Format::num_prepared_words(int64_t in_features) { return num_pairs(in_features); }
-void Bf16Format::prepare_row(const float* row, int64_t in_features, uint32_t* prepared) { round_row(row, in_features, prepared); }
+void Bf16Format::prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t) { round_row(row, in_features, prepared); }
 
 bool Bf16Format::gates(const PackedWeight& w) { return w.out_features % (2 * kPanel) == 0; }
 
@@ -83,7 +83,7 @@ void Bf16Format::gated_shared(const uint32_t* prepared, const PackedWeight& w, u
 
 #else
 int64_t Bf16Format::num_prepared_words(int64_t) { return 0; }
-void Bf16Format::prepare_row(const float*, int64_t, uint32_t*) {}
+void Bf16Format::prepare_row(const float*, int64_t, uint32_t*, int64_t) {}
 bool Bf16Format::gates(const PackedWeight&) { return false; }
 void Bf16Format::gated_shared(const uint32_t*, const PackedWeight&, uint32_t*, int64_t) {}
 #endif
@@ -164,7 +164,7 @@ void triptych_linear(const float* x, int64_t x_stride, const uint32_t* packed, c
     if (Bf16Format::num_prepared_words(in_features) > 0) {
 #pragma omp for schedule(static)
       for (int64_t r = 0; r < rows; r++) {
-        Bf16Format::prepare_row(x + r * x_stride, in_features, workspace + r * Bf16Format::num_prepared_words(in_features));
+        Bf16Format::prepare_row(x + r * x_stride, in_features, workspace + r * Bf16Format::num_prepared_words(in_features), rows);
       }
     }
     Bf16Format::linear_shared(x, x_stride, workspace, w, out, rows);

@@ -3,7 +3,8 @@
 // The decoder layer supports any format of weights. A format is a struct with
 // - num_prepared_words(in_features): 32-bit words of an input row in the form that products read; 0 if products read the row
 //   itself;
-// - prepare_row(row, in_features, prepared): converts a row, fp32, to that form; called once per row, by any thread;
+// - prepare_row(row, in_features, prepared, rows): converts a row, fp32, to the form for products of so many rows; called once per row,
+//   by any thread;
 // - linear_shared(x, x_stride, prepared, weight, out, rows): the product, distributed over the threads of the enclosing parallel
 //   region, without a barrier at its end. x: [rows, in], fp32, x_stride apart; prepared: [rows, num_prepared_words]; out:
 //   [rows, out], fp32, dense. Rows of `prepared` may be read up to a multiple of 16;
@@ -12,7 +13,7 @@
 // - gated_shared(prepared, weight, gated, rows): silu(gate) * up, prepared for the next product, distributed in the same way.
 //   gated: [rows, num_prepared_words(out / 2)];
 // - kRounds: whether it may round inputs to bfloat16.
-// The result of a row must not depend on the number of rows.
+// The result of a row must not depend on the number of rows, except with TiledQuantFormat.
 #pragma once
 
 #include "linear/linear_panel.h"
@@ -29,7 +30,7 @@ struct NoGates {
 struct Bf16Format {
   static constexpr bool kRounds = true;
   static int64_t num_prepared_words(int64_t in_features);
-  static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared);
+  static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t rows);
   static void linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
                             int64_t rows);
   static bool gates(const PackedWeight& w);
@@ -40,7 +41,7 @@ struct Bf16Format {
 struct WideFormat : NoGates {
   static constexpr bool kRounds = false;
   static int64_t num_prepared_words(int64_t) { return 0; }
-  static void prepare_row(const float*, int64_t, uint32_t*) {}
+  static void prepare_row(const float*, int64_t, uint32_t*, int64_t) {}
   static void linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
                             int64_t rows);
 };

@@ -14,12 +14,29 @@
 #include "linear/quant_dot.h"
 #include "linear/quant_exact.h"
 #include "linear/quant_format.h"
+#include "linear/quant_tiles.h"
 
 namespace triptych {
 namespace {
 
 // Rows that are multiplied by all panels of a thread before the next rows: their inputs stay in the L2 cache.
 constexpr int64_t kQuantRowBlock = 64;
+
+#if defined(TRIPTYCH_BF16_TILES)
+// The same for products with tiles: 512 rows of 1536 inputs are 1.5 MB.
+constexpr int64_t kTileRowBlock = 512;
+// Smallest number of rows that are multiplied with tiles.
+constexpr int64_t kTileRows = 8;
+#endif
+
+// Whether so many rows are multiplied with tiles, where they may.
+inline bool tiles_rows([[maybe_unused]] int64_t rows) {
+#if defined(TRIPTYCH_BF16_TILES)
+  return rows >= kTileRows && uses_tiles();
+#else
+  return false;
+#endif
+}
 
 template <class Format, int R, int kPart>
 inline void add_part(const uint32_t* x, int64_t x_words, int64_t in, int64_t g, const uint32_t* group, const ScaleAndMinimum& header,
@@ -81,6 +98,18 @@ struct Unpacked {
   const uint8_t *part_scales, *part_minimums;
 };
 
+template <class Format>
+void linear(const float* x, int64_t x_stride, const PackedWeight& w, float* out, uint32_t* workspace, int64_t rows) {
+#pragma omp parallel
+  {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < rows; r++) {
+      Format::prepare_row(x + r * x_stride, w.in_features, workspace + r * Format::num_prepared_words(w.in_features), rows);
+    }
+    Format::linear_shared(x, x_stride, workspace, w, out, rows);
+  }
+}
+
 // Packs the weights of one output into its lane of a zeroed panel.
 template <class Format>
 void pack_output(const Unpacked& given, int64_t row, int64_t in, uint32_t* panel, int64_t lane) {
@@ -116,7 +145,7 @@ void pack_output(const Unpacked& given, int64_t row, int64_t in, uint32_t* panel
 
 int64_t MixedQuantFormat::num_prepared_words(int64_t in_features) { return PreparedRow::num_words(in_features); }
 
-void MixedQuantFormat::prepare_row(const float* row, int64_t in_features, uint32_t* prepared) {
+void MixedQuantFormat::prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t) {
   PreparedGroup* groups = PreparedRow::groups(prepared);
   PreparedPairs* pairs = PreparedRow::pairs(prepared, in_features);
   for (int64_t g = 0; g < num_quant_groups(in_features); g++) {
@@ -149,6 +178,26 @@ void MixedQuantFormat::linear_shared(const float* x, int64_t x_stride, const uin
       });
     }
   }
+}
+
+void TiledQuantFormat::prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t rows) {
+#if defined(TRIPTYCH_BF16_TILES)
+  if (tiles_rows(rows)) return round_row(row, in_features, prepared);  // as long as the other form
+#endif
+  MixedQuantFormat::prepare_row(row, in_features, prepared, rows);
+}
+
+void TiledQuantFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
+                                     int64_t rows) {
+  if (!tiles_rows(rows)) return MixedQuantFormat::linear_shared(x, x_stride, prepared, w, out, rows);
+#if defined(TRIPTYCH_BF16_TILES)
+  static_assert(PreparedRow::kGroupWords == kQuantGroup / 2, "a prepared row has room for bfloat16 inputs");
+  const TileScope tiles;
+  const int64_t words = num_prepared_words(w.in_features);
+  for (int64_t row = 0; row < rows; row += kTileRowBlock) {
+    tiles_shared(prepared + row * words, words, w, out + row * w.out_features, std::min(kTileRowBlock, rows - row));
+  }
+#endif
 }
 
 }  // namespace triptych
@@ -214,14 +263,12 @@ void triptych_linear_quant_exact(const float* x, int64_t x_stride, const void* p
 // or null; workspace: [rows, row_words] words. A row with a value that is not finite has NaN in all outputs.
 void triptych_linear_quant(const float* x, int64_t x_stride, const void* panels, int64_t num_panels, const float* bias, float* out,
                            uint32_t* workspace, int64_t rows, int64_t out_features, int64_t in_features) {
-  const PackedWeight w{(const uint32_t*)panels, bias, in_features, out_features, num_panels};
-#pragma omp parallel
-  {
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++) {
-      MixedQuantFormat::prepare_row(x + r * x_stride, in_features, workspace + r * MixedQuantFormat::num_prepared_words(in_features));
-    }
-    MixedQuantFormat::linear_shared(x, x_stride, workspace, w, out, rows);
-  }
+  linear<MixedQuantFormat>(x, x_stride, {(const uint32_t*)panels, bias, in_features, out_features, num_panels}, out, workspace, rows);
+}
+
+// The same as TiledQuantFormat computes it. A row with a value that is not finite has none that is in any output.
+void triptych_linear_quant_tiles(const float* x, int64_t x_stride, const void* panels, int64_t num_panels, const float* bias, float* out,
+                                 uint32_t* workspace, int64_t rows, int64_t out_features, int64_t in_features) {
+  linear<TiledQuantFormat>(x, x_stride, {(const uint32_t*)panels, bias, in_features, out_features, num_panels}, out, workspace, rows);
 }
 }

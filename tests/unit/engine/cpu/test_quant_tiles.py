@@ -1,0 +1,119 @@
+"""Many rows times quantised weights by bfloat16 tiles, in a copy of them in software, and on the CPU if it has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.builders.quantized import random_rows
+from triptych_engine.runner.cpu.kernels import CpuKernels
+from triptych_engine.runner.cpu.quant_kernels import PackedQuant
+from triptych_engine.runner.quantization.formats import FORMATS, Q4, Q8, QuantFormat, QuantizedRows
+
+Emulating = Callable[[str], CpuKernels]
+#: An input that is rounded times a weight that is cut.
+TOLERANCE = 0.013
+#: Rounding of a block's minimum, in steps from one value to the next.
+STEPS = 2**-8
+FEWEST_ROWS = 8  # kTileRows in linear_quant.cpp
+formats = pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+
+
+@pytest.fixture(params=["emulated", "own"])
+def kernels_with_tiles(request: pytest.FixtureRequest, emulating: Emulating, kernels: CpuKernels) -> CpuKernels:
+    found = emulating("tiles") if request.param == "emulated" else kernels
+    if found.linear_method != "tiles":
+        pytest.skip("this CPU has no tiles")
+    return found
+
+
+def pack(kernels: CpuKernels, *weights: QuantizedRows) -> PackedQuant:
+    return PackedQuant.join([kernels.quant.pack(weight.format, *weight.values.shape, [weight]) for weight in weights])
+
+
+def product(kernels: CpuKernels, x: torch.Tensor, packed: PackedQuant, bias: torch.Tensor | None = None) -> torch.Tensor:
+    kernels.workspace(len(x), 10_000)
+    kernels._workspace.memory.fill_(torch.nan)  # beyond the rows and in place of what is not written
+    return kernels.quant_tiles.linear(x, packed, bias)
+
+
+def is_close(got: torch.Tensor, x: torch.Tensor, weight: QuantizedRows) -> bool:
+    exact = weight.dequantize()
+    parts = 1.0 if weight.part_scales is None else float(weight.part_scales.abs().max())
+    step = 0.0 if weight.format.is_float else float(weight.scales.float().abs().max()) * parts
+    most = TOLERANCE * x.abs() @ exact.abs().T + STEPS * step * x.abs().sum(1, keepdim=True)
+    return bool(((got - x @ exact.T).abs() <= most).all())
+
+
+@given(
+    form=st.sampled_from(FORMATS),
+    rows=st.integers(FEWEST_ROWS, 120),
+    in_features=st.integers(1, 600),
+    out_features=st.integers(1, 100),
+    has_bias=st.booleans(),
+    gap=st.integers(0, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_products_with_the_dequantised_weights(
+    emulating: Emulating, form: QuantFormat, rows: int, in_features: int, out_features: int, has_bias: bool, gap: int
+):
+    kernels, generator = emulating("tiles"), torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, in_features + gap, generator=generator)[:, :in_features]
+    weight, bias = random_rows(form, out_features, in_features), torch.randn(out_features, generator=generator)
+    got = product(kernels, x, pack(kernels, weight), kernels.quant.pad_bias([bias]) if has_bias else None)
+    assert is_close(got - (bias if has_bias else 0), x, weight)
+
+
+@formats
+def test_each_weight_meets_its_input(form: QuantFormat, kernels_with_tiles: CpuKernels):
+    """Rows that are a single one each: the result is the weight."""
+    weight = random_rows(form, 50, 300)
+    got = product(kernels_with_tiles, torch.eye(300), pack(kernels_with_tiles, weight)).T
+    step = weight.dequantize().abs().max() * 2**-7
+    assert (got - weight.dequantize()).abs().max() < step
+
+
+@formats
+def test_weights_that_are_cut_are_no_smaller_on_average(form: QuantFormat, kernels_with_tiles: CpuKernels):
+    weight = random_rows(form, 64, 2048)
+    exact = weight.dequantize()
+    sign = exact.sign()
+    total = sum(
+        (product(kernels_with_tiles, row.expand(FEWEST_ROWS, -1), pack(kernels_with_tiles, weight))[0, n])
+        for n, row in enumerate(sign)
+    )
+    assert abs(float(total / exact.abs().sum()) - 1) < 5e-4
+
+
+@pytest.mark.parametrize("rows", [8, 16, 33, 70])
+def test_a_product_of_parts_in_different_formats(rows: int, kernels_with_tiles: CpuKernels):
+    """Parts end within a panel, and have odd and even numbers of panels."""
+    kernels, x = kernels_with_tiles, torch.randn(rows, 320)
+    weights = [random_rows(form, out_features, 320) for form, out_features in ((Q4, 50), (Q8, 16), (FORMATS[7], 33), (Q4, 64))]
+    biases = [torch.randn(len(weight.values)) for weight in weights]
+    got = product(kernels, x, pack(kernels, *weights), kernels.quant.pad_bias(biases))
+    for weight, bias, some in zip(weights, biases, got.split([len(bias) for bias in biases], 1), strict=True):
+        assert is_close(some - bias, x, weight)
+
+
+@formats
+def test_few_rows_are_computed_as_without_tiles(form: QuantFormat, kernels_with_tiles: CpuKernels):
+    kernels, packed = kernels_with_tiles, pack(kernels_with_tiles, random_rows(form, 70, 300))
+    for rows in (1, FEWEST_ROWS - 1):
+        x = torch.randn(rows, 300)
+        assert torch.equal(product(kernels, x, packed), kernels.quant.linear(x, packed, None))
+    x = torch.randn(FEWEST_ROWS, 300)
+    assert not torch.equal(product(kernels, x, packed), kernels.quant.linear(x, packed, None))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_row_with_a_value_that_is_not_finite_leaves_the_others_alone(value: float, kernels_with_tiles: CpuKernels):
+    packed, x = pack(kernels_with_tiles, random_rows(Q8, 50, 130)), torch.randn(20, 130)
+    expected, bad = product(kernels_with_tiles, x, packed), x.clone()
+    bad[4, 129] = value
+    got, others = product(kernels_with_tiles, bad, packed), torch.arange(20) != 4
+    assert not got[4].isfinite().any()
+    assert torch.equal(got[others], expected[others])
