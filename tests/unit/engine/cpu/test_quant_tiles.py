@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.builders.engine import a_tiny_llama_config, save_random_model
 from support.builders.quantized import random_rows
+from triptych_engine.runner import builder
+from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.quant_kernels import PackedQuant
 from triptych_engine.runner.quantization.formats import FORMATS, Q4, Q8, QuantFormat, QuantizedRows
@@ -50,7 +54,7 @@ def is_close(got: torch.Tensor, x: torch.Tensor, weight: QuantizedRows) -> bool:
 
 @given(
     form=st.sampled_from(FORMATS),
-    rows=st.integers(FEWEST_ROWS, 120),
+    rows=st.integers(1, 120),
     in_features=st.integers(1, 600),
     out_features=st.integers(1, 100),
     has_bias=st.booleans(),
@@ -104,7 +108,8 @@ def test_few_rows_are_computed_as_without_tiles(form: QuantFormat, kernels_with_
     kernels, packed = kernels_with_tiles, pack(kernels_with_tiles, random_rows(form, 70, 300))
     for rows in (1, FEWEST_ROWS - 1):
         x = torch.randn(rows, 300)
-        assert torch.equal(product(kernels, x, packed), kernels.quant.linear(x, packed, None))
+        is_same = torch.equal(product(kernels, x, packed), kernels.quant.linear(x, packed, None))
+        assert is_same != form.is_float, "floats always use tiles"
     x = torch.randn(FEWEST_ROWS, 300)
     assert not torch.equal(product(kernels, x, packed), kernels.quant.linear(x, packed, None))
 
@@ -117,3 +122,21 @@ def test_a_row_with_a_value_that_is_not_finite_leaves_the_others_alone(value: fl
     got, others = product(kernels_with_tiles, bad, packed), torch.arange(20) != 4
     assert not got[4].isfinite().any()
     assert torch.equal(got[others], expected[others])
+
+
+@pytest.mark.parametrize("intermediate_size", [128, 96], ids=["gated", "not gated"])
+def test_a_models_prompt_is_as_near_to_the_exact_one_as_without_tiles(
+    intermediate_size: int, emulating: Emulating, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whole decoder layers, whose gates are multiplied in the product if they fill pairs of panels."""
+    sizes = {"hidden_size": 128, "intermediate_size": intermediate_size, "num_attention_heads": 8, "num_key_value_heads": 4}
+    path = save_random_model(tmp_path, a_tiny_llama_config(**sizes), dtype=torch.bfloat16)
+    monkeypatch.setattr(builder, "load_kernels", lambda: emulating("tiles"))
+    prompt, logits = [(7 * i) % 90 for i in range(50)], []
+    for options in ({}, {"quantization": "int8", "batch_invariant": True}, {"quantization": "int8"}):
+        runner = builder.build_runner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, **options))  # type: ignore[arg-type]
+        assert runner._model.decoder is not None
+        logits.append(runner.prompt_logits(prompt))
+    exact, integers, tiles = logits
+    assert not torch.equal(integers, tiles)
+    assert (tiles - exact).norm() < 1.05 * (integers - exact).norm() < 0.06 * exact.norm()

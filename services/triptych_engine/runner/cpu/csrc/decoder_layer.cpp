@@ -145,7 +145,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
   });
   team.wait();
   clock.mark(kOtherStage);
-  if (Format::gates(l.gate_up)) {
+  if (Format::gates(l.gate_up, rows)) {
     uint32_t* prepared_gated = (uint32_t*)w.gated;  // in the same place: the prepared form is at most as long
     Format::gated_shared(prepared, l.gate_up, prepared_gated, rows);
     team.wait();

@@ -8,7 +8,7 @@
 // - linear_shared(x, x_stride, prepared, weight, out, rows): the product, distributed over the threads of the enclosing parallel
 //   region, without a barrier at its end. x: [rows, in], fp32, x_stride apart; prepared: [rows, num_prepared_words]; out:
 //   [rows, out], fp32, dense. Rows of `prepared` may be read up to a multiple of 16;
-// - gates(weight): whether it supports `gated_shared` for this weight, which has gate and up concatenated. If so, products read
+// - gates(weight, rows): whether it supports `gated_shared` for this weight, which has gate and up concatenated. If so, products read
 //   only `prepared`;
 // - gated_shared(prepared, weight, gated, rows): silu(gate) * up, prepared for the next product, distributed in the same way.
 //   gated: [rows, num_prepared_words(out / 2)];
@@ -22,7 +22,7 @@ namespace triptych {
 
 // For formats that leave the activation to the decoder layer.
 struct NoGates {
-  static bool gates(const PackedWeight&) { return false; }
+  static bool gates(const PackedWeight&, int64_t) { return false; }
   static void gated_shared(const uint32_t*, const PackedWeight&, uint32_t*, int64_t) {}
 };
 
@@ -33,7 +33,7 @@ struct Bf16Format {
   static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t rows);
   static void linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
                             int64_t rows);
-  static bool gates(const PackedWeight& w);
+  static bool gates(const PackedWeight& w, int64_t rows);
   static void gated_shared(const uint32_t* prepared, const PackedWeight& w, uint32_t* gated, int64_t rows);
 };
 

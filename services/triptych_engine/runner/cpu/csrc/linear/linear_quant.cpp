@@ -110,6 +110,13 @@ void linear(const float* x, int64_t x_stride, const PackedWeight& w, float* out,
   }
 }
 
+[[maybe_unused]] bool has_only_floats(const PackedWeight& w) {
+  const QuantPanel* panels = (const QuantPanel*)w.weight;
+  return std::all_of(panels, panels + w.num_quant_panels, [](const QuantPanel& panel) {
+    return with_quant_format(panel.format, [](auto format) { return decltype(format)::kIsFloat; });
+  });
+}
+
 // Packs the weights of one output into its lane of a zeroed panel.
 template <class Format>
 void pack_output(const Unpacked& given, int64_t row, int64_t in, uint32_t* panel, int64_t lane) {
@@ -189,6 +196,16 @@ void TiledQuantFormat::prepare_row(const float* row, int64_t in_features, uint32
 
 void TiledQuantFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
                                      int64_t rows) {
+#if defined(TRIPTYCH_BF16_TILES)
+  if (!tiles_rows(rows) && uses_tiles() && has_only_floats(w)) {  // widening them is what takes longest, also of one row
+    const TileScope tiles;
+    static thread_local std::vector<uint32_t> rounded;
+    const int64_t words = num_pairs(w.in_features);
+    rounded.resize(kTile * words);
+    for (int64_t r = 0; r < rows; r++) round_row(x + r * x_stride, w.in_features, rounded.data() + r * words);
+    return tiles_shared(rounded.data(), words, w, out, rows);
+  }
+#endif
   if (!tiles_rows(rows)) return MixedQuantFormat::linear_shared(x, x_stride, prepared, w, out, rows);
 #if defined(TRIPTYCH_BF16_TILES)
   static_assert(PreparedRow::kGroupWords == kQuantGroup / 2, "a prepared row has room for bfloat16 inputs");
@@ -196,6 +213,21 @@ void TiledQuantFormat::linear_shared(const float* x, int64_t x_stride, const uin
   const int64_t words = num_prepared_words(w.in_features);
   for (int64_t row = 0; row < rows; row += kTileRowBlock) {
     tiles_shared(prepared + row * words, words, w, out + row * w.out_features, std::min(kTileRowBlock, rows - row));
+  }
+#endif
+}
+
+bool TiledQuantFormat::gates(const PackedWeight& w, int64_t rows) {
+  return tiles_rows(rows) && w.num_quant_panels * kQuantPanel == w.out_features && w.out_features % (2 * kPanel) == 0;
+}
+
+void TiledQuantFormat::gated_shared([[maybe_unused]] const uint32_t* prepared, [[maybe_unused]] const PackedWeight& w,
+                                    [[maybe_unused]] uint32_t* gated, [[maybe_unused]] int64_t rows) {
+#if defined(TRIPTYCH_BF16_TILES)
+  const TileScope tiles;
+  const int64_t words = num_prepared_words(w.in_features), gated_words = num_prepared_words(w.out_features / 2);
+  for (int64_t row = 0; row < rows; row += kTileRowBlock) {
+    gated_tiles_shared(prepared + row * words, words, w, gated + row * gated_words, gated_words, std::min(kTileRowBlock, rows - row));
   }
 #endif
 }

@@ -18,12 +18,14 @@ struct MixedQuantFormat : NoGates {
 
 // The same weights. On CPUs with bfloat16 tiles, many rows are rounded to bfloat16 and multiplied with tiles (quant_tiles.h): a row's result
 // depends on the number of rows.
-struct TiledQuantFormat : NoGates {
+struct TiledQuantFormat {
   static constexpr bool kRounds = true;
   static int64_t num_prepared_words(int64_t in_features) { return MixedQuantFormat::num_prepared_words(in_features); }
   static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t rows);
   static void linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
                             int64_t rows);
+  static bool gates(const PackedWeight& w, int64_t rows);
+  static void gated_shared(const uint32_t* prepared, const PackedWeight& w, uint32_t* gated, int64_t rows);
 };
 
 }  // namespace triptych

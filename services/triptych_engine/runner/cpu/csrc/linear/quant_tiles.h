@@ -4,7 +4,9 @@
 #pragma once
 
 #include <utility>
+#include <vector>
 
+#include "elementwise.h"
 #include "linear/linear_bf16.h"
 #include "linear/quant_dot.h"
 #include "linear/quant_floats.h"
@@ -117,6 +119,20 @@ inline void part_in_pairs(const uint32_t* group, const ScaleAndMinimum& header, 
   (two_quads_in_pairs<Format, 2 * (kPart * int(sizeof...(i)) + i)>(group, mantissas, pairs, stride), ...);
 }
 
+// The weights of 16 outputs for two inputs, as `widen_floats` makes them.
+inline void widen_two_floats(const uint8_t* values, const rf (&scale)[kRegisters], rf (&low)[kRegisters], rf (&high)[kRegisters]) {
+#if defined(__AVX512BW__)
+  const __m512i wide = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)values));
+  const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(wide, 7), _mm512_set1_epi16(0x3f80));
+  const __m512i halves = _mm512_ternarylogic_epi32(_mm512_slli_epi16(wide, 8), _mm512_set1_epi16(int16_t(0x8000)), magnitude, 0xea);
+  low[0] = (rf)_mm512_cvtph_ps(_mm512_castsi512_si256(halves)) * scale[0];
+  high[0] = (rf)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)) * scale[0];
+#else
+  widen_floats(values, scale, low);
+  widen_floats(values + kQuantPanel, scale, high);
+#endif
+}
+
 template <class Format>
 inline void group_in_pairs(const uint32_t* panel, int64_t g, uint32_t* pairs, int64_t stride) {
   if constexpr (Format::kIsFloat) {
@@ -125,8 +141,7 @@ inline void group_in_pairs(const uint32_t* panel, int64_t g, uint32_t* pairs, in
     for (int i = 0; i < kRegisters; i++) scale[i] *= kCut;
 #pragma GCC unroll 4
     for (int64_t n = 0; n < kQuantGroup; n += 2) {
-      widen_floats(values + n * kQuantPanel, scale, low);
-      widen_floats(values + (n + 1) * kQuantPanel, scale, high);
+      widen_two_floats(values + n * kQuantPanel, scale, low, high);
       store_pairs(low, high, pairs + n / 2 * stride);
     }
   } else {
@@ -240,21 +255,62 @@ inline void multiply_pair(const PanelPair& pair, const uint32_t* words, const fl
   });
 }
 
-// The product, distributed over the threads of the enclosing parallel region.
+// A product's pairs of panels, distributed over the threads of the enclosing parallel region.
+class TilesOf {
+ public:
+  // x: prepared rows, x_stride apart.
+  TilesOf(const uint32_t* x, int64_t x_stride, int64_t rows, const PackedWeight& w)
+      : x_(x), x_stride_(x_stride), rows_(rows), steps_(num_steps(rows, num_pairs(w.in_features))), w_(w) {}
+
+  int64_t num_pairs_of_panels() const { return (w_.num_quant_panels + 1) / 2; }
+  PanelPair pair(int64_t i) const { return PanelPair((const QuantPanel*)w_.weight, w_.num_quant_panels, i); }
+  void widen(int64_t i, uint32_t* words) const { Widening(pair(i), w_.in_features, words, 1).finish(); }
+
+  // The outputs of pair i, whose weights are in `words`. Meanwhile, pair `next` is widened to `next_words`; -1 is none.
+  void multiply(int64_t i, const uint32_t* words, int64_t next, uint32_t* next_words, float* out, int64_t out_stride) const {
+    Widening widening = next < 0 ? Widening() : Widening(pair(next), w_.in_features, next_words, steps_);
+    multiply_pair(pair(i), words, w_.bias ? w_.bias + 2 * i * kQuantPanel : nullptr, x_, x_stride_, rows_, w_.in_features, widening, out,
+                  out_stride);
+    widening.finish();
+  }
+
+ private:
+  const uint32_t* x_;
+  int64_t x_stride_, rows_, steps_;
+  const PackedWeight& w_;
+};
+
 inline void tiles_shared(const uint32_t* x, int64_t x_stride, const PackedWeight& w, float* out, int64_t rows) {
-  const QuantPanel* panels = (const QuantPanel*)w.weight;
-  const int64_t in = w.in_features;
   static thread_local WidenedPairs memory;
+  const TilesOf tiles(x, x_stride, rows, w);
   int64_t widened = -1;
   int which = 0;
-  share_items((w.num_quant_panels + 1) / 2, [&](int64_t item, int64_t next_item) {
-    const PanelPair pair(panels, w.num_quant_panels, item), next_pair(panels, w.num_quant_panels, next_item);
-    if (widened != item) Widening(pair, in, memory.of(in, which), 1).finish();
-    Widening next = next_item == item ? Widening() : Widening(next_pair, in, memory.of(in, 1 - which), num_steps(rows, num_pairs(in)));
-    multiply_pair(pair, memory.of(in, which), w.bias ? w.bias + 2 * item * kQuantPanel : nullptr, x, x_stride, rows, in, next, out,
-                  w.out_features);
-    next.finish();
-    widened = next_item, which = 1 - which;
+  share_items(tiles.num_pairs_of_panels(), [&](int64_t i, int64_t next) {
+    uint32_t *words = memory.of(w.in_features, which), *next_words = memory.of(w.in_features, 1 - which);
+    if (widened != i) tiles.widen(i, words);
+    tiles.multiply(i, words, next == i ? -1 : next, next_words, out, w.out_features);
+    widened = next, which = 1 - which;
+  });
+}
+
+// silu(gate) * up as bfloat16. The first half of the outputs are gates. gated: rows, gated_stride apart.
+inline void gated_tiles_shared(const uint32_t* x, int64_t x_stride, const PackedWeight& w, uint32_t* gated, int64_t gated_stride, int64_t rows) {
+  static thread_local WidenedPairs memory;
+  static thread_local std::vector<float> outputs;
+  outputs.resize(2 * rows * kPanel);
+  float *gates = outputs.data(), *ups = gates + rows * kPanel;
+  const TilesOf tiles(x, x_stride, rows, w);
+  const int64_t half = tiles.num_pairs_of_panels() / 2;
+  int64_t widened = -1;
+  share_items(half, [&](int64_t i, int64_t next) {
+    uint32_t *gate = memory.of(w.in_features, 0), *up = memory.of(w.in_features, 1);
+    if (widened != i) tiles.widen(i, gate);
+    tiles.multiply(i, gate, half + i, up, gates - i * kPanel, kPanel);
+    tiles.multiply(half + i, up, next == i ? -1 : next, gate, ups - (half + i) * kPanel, kPanel);
+    widened = next;
+    for (int64_t r = 0; r < rows; r++) {
+      silu_mul_row(gates + r * kPanel, ups + r * kPanel, (bf16*)(gated + r * gated_stride) + i * kPanel, kPanel);
+    }
   });
 }
 
