@@ -23,8 +23,8 @@ namespace {
 constexpr int64_t kQuantRowBlock = 64;
 
 #if defined(TRIPTYCH_BF16_TILES)
-// The same for products with tiles: 512 rows of 1536 inputs are 1.5 MB.
-constexpr int64_t kTileRowBlock = 512;
+// The same for products with tiles: 1 MB.
+inline int64_t tile_row_block(int64_t in_features) { return std::clamp<int64_t>((1 << 19) / in_features / 64 * 64, 64, 512); }
 // Smallest number of rows that are multiplied with tiles.
 constexpr int64_t kTileRows = 8;
 #endif
@@ -211,8 +211,9 @@ void TiledQuantFormat::linear_shared(const float* x, int64_t x_stride, const uin
   static_assert(PreparedRow::kGroupWords == kQuantGroup / 2, "a prepared row has room for bfloat16 inputs");
   const TileScope tiles;
   const int64_t words = num_prepared_words(w.in_features);
-  for (int64_t row = 0; row < rows; row += kTileRowBlock) {
-    tiles_shared(prepared + row * words, words, w, out + row * w.out_features, std::min(kTileRowBlock, rows - row));
+  const int64_t block = tile_row_block(w.in_features);
+  for (int64_t row = 0; row < rows; row += block) {
+    tiles_shared(prepared + row * words, words, w, out + row * w.out_features, std::min(block, rows - row));
   }
 #endif
 }
@@ -226,8 +227,9 @@ void TiledQuantFormat::gated_shared([[maybe_unused]] const uint32_t* prepared, [
 #if defined(TRIPTYCH_BF16_TILES)
   const TileScope tiles;
   const int64_t words = num_prepared_words(w.in_features), gated_words = num_prepared_words(w.out_features / 2);
-  for (int64_t row = 0; row < rows; row += kTileRowBlock) {
-    gated_tiles_shared(prepared + row * words, words, w, gated + row * gated_words, gated_words, std::min(kTileRowBlock, rows - row));
+  const int64_t block = tile_row_block(w.in_features);
+  for (int64_t row = 0; row < rows; row += block) {
+    gated_tiles_shared(prepared + row * words, words, w, gated + row * gated_words, gated_words, std::min(block, rows - row));
   }
 #endif
 }

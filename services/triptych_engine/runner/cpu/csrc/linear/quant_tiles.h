@@ -161,31 +161,31 @@ struct PanelPair {
   int num_panels;
 
   PanelPair(const QuantPanel* all, int64_t num_all, int64_t pair) : panels(all + 2 * pair), num_panels(int(std::min<int64_t>(2, num_all - 2 * pair))) {}
-  // Whether their outputs are those of one panel. The last panel of a part of a product may be padded.
-  bool is_whole() const {
-    return num_panels == 2 && panels[1].first == panels[0].first + kQuantPanel && panels[1].columns == kQuantPanel;
-  }
+  // Each panel has a place of its own in the result: the last one of a part of a product may be padded.
   void store_row(const float* row, float* out) const {
     for (int i = 0; i < num_panels; i++) std::memcpy(out + panels[i].first, row + i * kQuantPanel, panels[i].columns * sizeof(float));
   }
 };
 
-// Widens a pair of panels in steps, while another pair is multiplied: a core's vector and tile units work at the same time.
+// Groups whose weights are widened, and multiplied with all rows, before the next ones. Of rows that need one pass, sums stay in tiles, and
+// two chunks are in the L1 cache. Otherwise sums are loaded and stored for each chunk.
+constexpr int64_t kShortChunk = 8, kLongChunk = 48;
+
+// Widens a chunk of a pair of panels in steps, while another chunk is multiplied: a core's vector and tile units work at the same time.
 class Widening {
  public:
   Widening() = default;
-  // words: [padded_inputs(in) / 2, kPanel].
-  Widening(const PanelPair& pair, int64_t in, uint32_t* words, int64_t steps)
-      : pair_(pair), words_(words), groups_(num_quant_groups(in)), left_(pair.num_panels * groups_) {
+  // words: [groups * 16, kPanel].
+  Widening(const PanelPair& pair, int64_t in, int64_t first_group, int64_t groups, uint32_t* words, int64_t steps)
+      : pair_(pair), words_(words), first_(first_group), groups_(groups), left_(pair.num_panels * groups) {
     steps_per_group_ = std::max<int64_t>(1, steps / left_);
     groups_per_step_ = (left_ + steps - 1) / std::max<int64_t>(1, steps);
     for (int i = 0; i < pair.num_panels; i++) {
       with_quant_format(pair.panels[i].format, [&](auto format) {
         widen_[i] = group_in_pairs<decltype(format)>;
-        group_bytes_[i] = decltype(format)::panel_words(in) * 4 / groups_;
+        group_bytes_[i] = decltype(format)::panel_words(in) * 4 / num_quant_groups(in);
       });
     }
-    prefetch(0, 0, kAhead * group_bytes_[0]);
   }
 
   void step() {
@@ -200,114 +200,98 @@ class Widening {
  private:
   void widen_group() {
     const int i = left_ <= groups_ * (pair_.num_panels - 1);
-    const int64_t g = groups_ * (pair_.num_panels - i) - left_;
-    prefetch(i, (g + kAhead) * group_bytes_[i], group_bytes_[i]);
-    widen_[i](pair_.panels[i].data, g, words_ + i * kQuantPanel + g * kQuantGroup / 2 * kPanel, kPanel);
+    const int64_t done = groups_ * (pair_.num_panels - i) - left_, g = first_ + done;
+    // A core reads memory at its full rate only if many lines are on their way. What follows a panel in memory usually is the next one.
+    const char* ahead = (const char*)pair_.panels[i].data + (g + kAhead) * group_bytes_[i];
+    for (int64_t at = 0; at < group_bytes_[i]; at += kCacheLine) __builtin_prefetch(ahead + at, 0, 2);
+    widen_[i](pair_.panels[i].data, g, words_ + i * kQuantPanel + done * kQuantGroup / 2 * kPanel, kPanel);
     left_--;
   }
 
-  // A core reads memory at its full rate only if many lines are on their way. Beyond the first panel there usually is the second.
   static constexpr int64_t kAhead = 16;
-  void prefetch(int panel, int64_t from, int64_t bytes) const {
-    for (int64_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch((const char*)pair_.panels[panel].data + from + at, 0, 2);
-  }
-
   PanelPair pair_{nullptr, 0, 0};
   void (*widen_[2])(const uint32_t*, int64_t, uint32_t*, int64_t) = {};
   uint32_t* words_ = nullptr;
   int64_t group_bytes_[2] = {};
-  int64_t groups_ = 0, left_ = 0;  // of each panel; of both, not widened yet
+  int64_t first_ = 0, groups_ = 0, left_ = 0;  // of each panel; of both, not widened yet
   int64_t steps_per_group_ = 1, groups_per_step_ = 0, steps_ = 0;
 };
 
-// Memory of a thread for two widened pairs. It lives as long as the thread.
-class WidenedPairs {
- public:
-  ~WidenedPairs() { std::free(words_); }
-  uint32_t* of(int64_t in, int which) {
-    const int64_t size = padded_inputs(in) / 2 * kPanel;
-    if (size > size_) {
-      std::free(words_);
-      words_ = (uint32_t*)std::aligned_alloc(kCacheLine, 2 * size * 4);
-      size_ = size;
-    }
-    return words_ + which * size;
-  }
-
- private:
-  uint32_t* words_ = nullptr;
-  int64_t size_ = 0;
-};
-
-// out = inputs times a widened pair. x: [rows, in] bfloat16, padded to whole tiles.
-inline void multiply_pair(const PanelPair& pair, const uint32_t* words, const float* bias, const uint32_t* x, int64_t x_stride,
-                          int64_t rows, int64_t in, Widening& next, float* out, int64_t out_stride) {
-  alignas(64) float padded[kPanel] = {};
-  if (bias) std::memcpy(padded, bias, pair.num_panels * kQuantPanel * sizeof(float));
-  for_rows(rows, [&](auto sums, int64_t row) {
-    sums.begin(padded, 0);
-    sums.add(x + row * x_stride, x_stride, num_pairs(in), Columns{words, words + kLanes, kPanel}, next);
-    const int64_t left = rows - row;
-    if (pair.is_whole() && left >= sums.kRows) return sums.end(out + row * out_stride + pair.panels->first, out_stride);
-    alignas(64) float apart[sums.kRows][kPanel];
-    sums.end(apart[0], kPanel);
-    for (int64_t r = 0; r < std::min(left, sums.kRows); r++) pair.store_row(apart[r], out + (row + r) * out_stride);
-  });
-}
-
-// A product's pairs of panels, distributed over the threads of the enclosing parallel region.
+// A product's pairs of panels, as one thread computes them.
 class TilesOf {
  public:
-  // x: prepared rows, x_stride apart.
+  // x: prepared rows, x_stride apart, readable up to a whole tile.
   TilesOf(const uint32_t* x, int64_t x_stride, int64_t rows, const PackedWeight& w)
-      : x_(x), x_stride_(x_stride), rows_(rows), steps_(num_steps(rows, num_pairs(w.in_features))), w_(w) {}
+      : x_(x), x_stride_(x_stride), rows_(rows), groups_(num_quant_groups(w.in_features)),
+        chunk_(rows <= 2 * kTile ? kShortChunk : kLongChunk), w_(w) {}
 
   int64_t num_pairs_of_panels() const { return (w_.num_quant_panels + 1) / 2; }
   PanelPair pair(int64_t i) const { return PanelPair((const QuantPanel*)w_.weight, w_.num_quant_panels, i); }
-  void widen(int64_t i, uint32_t* words) const { Widening(pair(i), w_.in_features, words, 1).finish(); }
+  // Rows of `sums`: a pass may go beyond the last one.
+  static int64_t padded_rows(int64_t rows) { return (rows + 2 * kTile - 1) / (2 * kTile) * 2 * kTile; }
 
-  // The outputs of pair i, whose weights are in `words`. Meanwhile, pair `next` is widened to `next_words`; -1 is none.
-  void multiply(int64_t i, const uint32_t* words, int64_t next, uint32_t* next_words, float* out, int64_t out_stride) const {
-    Widening widening = next < 0 ? Widening() : Widening(pair(next), w_.in_features, next_words, steps_);
-    multiply_pair(pair(i), words, w_.bias ? w_.bias + 2 * i * kQuantPanel : nullptr, x_, x_stride_, rows_, w_.in_features, widening, out,
-                  out_stride);
-    widening.finish();
+  // sums: [padded_rows, kPanel], the outputs of pair i. Meanwhile, the beginning of pair `next` is widened; -1 is none.
+  void multiply(int64_t i, int64_t next, float* sums) {
+    if (widened_ != i) widening(i, 0, current_, 1).finish();
+    alignas(64) float bias[kPanel] = {};
+    if (w_.bias) std::memcpy(bias, w_.bias + 2 * i * kQuantPanel, pair(i).num_panels * kQuantPanel * sizeof(float));
+    const bool is_one_pass = rows_ <= 2 * kTile;
+    for (int64_t first = 0; first < groups_; first += chunk_, current_ = 1 - current_) {
+      const int64_t pairs = std::min(chunk_, groups_ - first) * kQuantGroup / 2, steps = num_steps(rows_, pairs);
+      const bool is_last = first + chunk_ >= groups_;
+      Widening then = !is_last ? widening(i, first + chunk_, 1 - current_, steps) : next < 0 ? Widening() : widening(next, 0, 1 - current_, steps);
+      for_rows(rows_, [&](auto tiles, int64_t row) {
+        if (first == 0) tiles.begin(bias, 0);
+        else if (!is_one_pass) tiles.begin(sums + row * kPanel, kPanel);
+        else __asm__ volatile("" ::: "memory");  // as in begin_tiles
+        tiles.add(x_ + row * x_stride_ + first * kQuantGroup / 2, x_stride_, pairs,
+                  Columns{words_[current_], words_[current_] + kLanes, kPanel}, then);
+        if (is_last || !is_one_pass) tiles.end(sums + row * kPanel, kPanel);
+      });
+      then.finish();
+    }
+    widened_ = next;
   }
 
  private:
+  Widening widening(int64_t i, int64_t first, int which, int64_t steps) {
+    return Widening(pair(i), w_.in_features, first, std::min(chunk_, groups_ - first), words_[which], steps);
+  }
+
   const uint32_t* x_;
-  int64_t x_stride_, rows_, steps_;
+  int64_t x_stride_, rows_, groups_, chunk_;
   const PackedWeight& w_;
+  int64_t widened_ = -1;  // the pair whose beginning is in words_[current_]
+  int current_ = 0;
+  alignas(64) uint32_t words_[2][kLongChunk * kQuantGroup / 2 * kPanel];
 };
 
+// A thread's memory for sums. It lives as long as the thread.
+inline float* memory_for_sums(int64_t size) {
+  static thread_local std::vector<float> memory;
+  if ((int64_t)memory.size() < size) memory.resize(size);
+  return memory.data();
+}
+
+// These functions' work is distributed over the threads of the enclosing parallel region.
 inline void tiles_shared(const uint32_t* x, int64_t x_stride, const PackedWeight& w, float* out, int64_t rows) {
-  static thread_local WidenedPairs memory;
-  const TilesOf tiles(x, x_stride, rows, w);
-  int64_t widened = -1;
-  int which = 0;
+  TilesOf tiles(x, x_stride, rows, w);
+  float* sums = memory_for_sums(TilesOf::padded_rows(rows) * kPanel);
   share_items(tiles.num_pairs_of_panels(), [&](int64_t i, int64_t next) {
-    uint32_t *words = memory.of(w.in_features, which), *next_words = memory.of(w.in_features, 1 - which);
-    if (widened != i) tiles.widen(i, words);
-    tiles.multiply(i, words, next == i ? -1 : next, next_words, out, w.out_features);
-    widened = next, which = 1 - which;
+    tiles.multiply(i, next == i ? -1 : next, sums);
+    const PanelPair pair = tiles.pair(i);
+    for (int64_t r = 0; r < rows; r++) pair.store_row(sums + r * kPanel, out + r * w.out_features);
   });
 }
 
 // silu(gate) * up as bfloat16. The first half of the outputs are gates. gated: rows, gated_stride apart.
 inline void gated_tiles_shared(const uint32_t* x, int64_t x_stride, const PackedWeight& w, uint32_t* gated, int64_t gated_stride, int64_t rows) {
-  static thread_local WidenedPairs memory;
-  static thread_local std::vector<float> outputs;
-  outputs.resize(2 * rows * kPanel);
-  float *gates = outputs.data(), *ups = gates + rows * kPanel;
-  const TilesOf tiles(x, x_stride, rows, w);
-  const int64_t half = tiles.num_pairs_of_panels() / 2;
-  int64_t widened = -1;
+  TilesOf tiles(x, x_stride, rows, w);
+  const int64_t size = TilesOf::padded_rows(rows) * kPanel, half = tiles.num_pairs_of_panels() / 2;
+  float *gates = memory_for_sums(2 * size), *ups = gates + size;
   share_items(half, [&](int64_t i, int64_t next) {
-    uint32_t *gate = memory.of(w.in_features, 0), *up = memory.of(w.in_features, 1);
-    if (widened != i) tiles.widen(i, gate);
-    tiles.multiply(i, gate, half + i, up, gates - i * kPanel, kPanel);
-    tiles.multiply(half + i, up, next == i ? -1 : next, gate, ups - (half + i) * kPanel, kPanel);
-    widened = next;
+    tiles.multiply(i, half + i, gates);
+    tiles.multiply(half + i, next == i ? -1 : next, ups);
     for (int64_t r = 0; r < rows; r++) {
       silu_mul_row(gates + r * kPanel, ups + r * kPanel, (bf16*)(gated + r * gated_stride) + i * kPanel, kPanel);
     }
