@@ -5,9 +5,9 @@
     python -m benchmarks.products --formats q4-min q8 --rows 1 64 --shapes 2048x8192
 
 A shape is OUTxIN. Each product has as many copies of its weight as do not fit in a core's caches, as a model's layers have. Told
-are the ratio of the times, above 1 where the quantised weight is faster; of one row the share of what copying memory reads and
-writes; and the bytes per weight. Products with bfloat16 weights are those of models in bfloat16: in float32 where the CPU has no
-instructions for it.
+are the ratio of the times, above 1 where the quantised weight is faster; of one row what it reads in a second, divided by what
+copying memory moves (above 1 where the last-level cache holds all copies); and the bytes per weight. Products with bfloat16
+weights are those of models in bfloat16: in float32 where the CPU has no instructions for it.
 
 Results go to benchmarks/results/<date>-<name>.json.
 """
@@ -30,6 +30,7 @@ from triptych_engine.runner.quantization.formats import FORMATS, GROUP, QuantFor
 from benchmarks.errors import BenchmarkError  # noqa: E402
 from benchmarks.harness.sitting import describe, new_parser  # noqa: E402
 from benchmarks.report.hold import hold  # noqa: E402
+from benchmarks.report.products import ratio_of  # noqa: E402
 
 #: Bytes of all copies of a weight.
 _BYTES = 96 << 20
@@ -92,11 +93,6 @@ def measure(kernels: CpuKernels, form: QuantFormat, shape: tuple[int, int], rows
     told = " ".join(f"{each['rows']}: {ratio_of(each):.2f}" for each in times)
     print(f"{form.name} {out_features}x{in_features}: {told}", flush=True)
     return one
-
-
-def ratio_of(times: dict) -> float:
-    """How many times as long the product with bfloat16 weights takes."""
-    return statistics.median(a / b for a, b in zip(times["bf16_us"], times["us"], strict=True))
 
 
 def run(args: argparse.Namespace) -> dict:

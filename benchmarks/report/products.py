@@ -9,6 +9,11 @@ from benchmarks.report.tables import count, origin, table
 _METHODS = {"fp32": "in float32", "dot": "with bfloat16 vectors", "tiles": "with bfloat16 tiles"}
 
 
+def ratio_of(times: dict) -> float:
+    """How many times as long the product with bfloat16 weights takes."""
+    return statistics.median(a / b for a, b in zip(times["bf16_us"], times["us"], strict=True))
+
+
 def render(results: dict, source: str) -> str:
     """Ratios by format and rows."""
     load, runs = results["load"], results["runs"]
@@ -16,12 +21,12 @@ def render(results: dict, source: str) -> str:
         f"single products, {count(load['threads'], 'thread')}, {count(load['rounds'], 'round')} by turns; bfloat16 weights are"
         f" multiplied {_METHODS[load['method']]}; a copy reads and writes {load['copied_bytes_per_s'] / 1e9:.1f} GB/s"
     )
-    sizes = [str(each["rows"]) for each in runs[0]["times"]]
-    head = ("format", "outputs x inputs", "bytes per weight", *(f"{size} rows" for size in sizes), "bandwidth at 1 row")
+    sizes = [count(each["rows"], "row") for each in runs[0]["times"]]
+    head = ("format", "outputs x inputs", "bytes per weight", *sizes, "1 row: bytes/s of a copy's")
     rows = []
     for run in runs:
         out_features, in_features = run["shape"]
-        ratios = [statistics.median(a / b for a, b in zip(one["bf16_us"], one["us"], strict=True)) for one in run["times"]]
+        ratios = [ratio_of(one) for one in run["times"]]
         alone = [one for one in run["times"] if one["rows"] == 1]
         share = run["nbytes"] / (statistics.median(alone[0]["us"]) / 1e6) / load["copied_bytes_per_s"] if alone else None
         per_weight = run["nbytes"] / (out_features * in_features)

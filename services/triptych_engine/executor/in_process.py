@@ -34,6 +34,8 @@ class InProcessExecutor:
         self._config = config
         self._runner = runner
         self._verdicts = Verdicts()
+        if runner is not None:
+            self._verdicts.of("num_blocks", lambda: runner.num_blocks)
         self._outputs: dict[int, ModelOutput] = {}  # step_id -> output of a step that is not sampled yet
         self._launched: dict[int, LaunchedStep] = {}  # step_id -> a step whose sampling was launched
 

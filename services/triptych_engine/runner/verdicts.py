@@ -1,4 +1,4 @@
-"""What was found out about a model when it was first loaded, so that it wakes without the same checks."""
+"""What was found out about a model that generates when it was first loaded, so that it wakes without the same checks."""
 
 from __future__ import annotations
 

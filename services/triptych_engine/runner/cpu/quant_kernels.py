@@ -114,10 +114,13 @@ class QuantKernels:
         return out
 
     def linear(self, x: torch.Tensor, packed: PackedQuant, bias: torch.Tensor | None) -> torch.Tensor:
-        """x weight^T + bias, with x quantised to 8 bits. A row's result does not depend on the other rows.
+        """x weight^T + bias.
 
-        A row with a value that is not finite gives NaN; with floats of 8 bits what float32 gives. With tiles, many rows are rounded
-        to bfloat16, as are the weights: a row's result depends on how many rows there are.
+        Without tiles, x is quantised to 8 bits, for each row and group of 32; with floats of 8 bits it is not rounded. A row's
+        result does not depend on the other rows. A row with a value that is not finite gives NaN; with floats what float32 gives.
+
+        With tiles, many rows are rounded to bfloat16, as are the weights: a row's result depends on how many rows there are, and a
+        row with a value that is not finite gives nothing finite.
 
         Args:
             x: [rows, in] fp32 with dense rows.

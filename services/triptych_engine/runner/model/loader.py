@@ -184,7 +184,7 @@ def load_model(
     num_probe_tokens = min(NUM_PROBE_TOKENS, max_model_len)
     probe = torch.arange(num_probe_tokens, device=device) * 7919 % config.get_text_config().vocab_size
     verdicts = verdicts or Verdicts()
-    reference = torch.empty(0) if "vocab_size" in verdicts else _reference_logits(model, config, name, probe)
+    reference = torch.empty(0) if "passed" in verdicts else _reference_logits(model, config, name, probe)
     model.set_attn_implementation(ATTENTION_NAME)
     return LoadedModel(
         model=model,

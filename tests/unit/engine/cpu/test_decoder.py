@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.builders.engine import a_tiny_llama_config, save_random_model
 from torch import nn
-from transformers import PretrainedConfig, Qwen3Config
+from transformers import PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.decoder.decoder import Decoder, find_decoder
@@ -212,3 +212,15 @@ def test_a_decoder_that_fails_is_not_used(
     monkeypatch.setattr(Decoder, "hidden", fail)
     assert found(runner) is None
     assert "its parts by themselves fail (one argument is missing)" in caplog.text
+
+
+def test_dense_layers_beside_layers_of_experts_are_fused(tmp_path: Path) -> None:
+    """The attention of a layer that is no candidate is not counted for the next one."""
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Qwen3MoeConfig(
+        **sizes, num_hidden_layers=4, head_dim=16, max_position_embeddings=256, num_experts=2, num_experts_per_tok=1,
+        moe_intermediate_size=16, decoder_sparse_step=2, mlp_only_layers=[3],
+    )  # fmt: skip
+    path = save_random_model(tmp_path, config, dtype=torch.bfloat16)
+    layers = build_runner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20))._model.model.model.layers
+    assert [isinstance(layer, FusedDecoderLayer) for layer in layers] == [True, False, True, True]

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builders.engine import a_tiny_llama_config, save_random_model
 from support.builders.quantized import random_rows
+from transformers import LlamaForCausalLM
+from triptych.errors import UnsupportedModelError
 from triptych_engine.runner import builder
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.quant_kernels import PackedQuant
-from triptych_engine.runner.quantization.formats import FORMATS, Q4, Q8, QuantFormat, QuantizedRows
+from triptych_engine.runner.quantization.formats import F8, FORMATS, Q4, Q8, QuantFormat, QuantizedRows
 
 Emulating = Callable[[str], CpuKernels]
 #: An input that is rounded times a weight that is cut.
@@ -69,6 +71,18 @@ def test_products_with_the_dequantised_weights(
     weight, bias = random_rows(form, out_features, in_features), torch.randn(out_features, generator=generator)
     got = product(kernels, x, pack(kernels, weight), kernels.quant.pad_bias([bias]) if has_bias else None)
     assert is_close(got - (bias if has_bias else 0), x, weight)
+
+
+@pytest.mark.parametrize(
+    ("rows", "in_features", "out_features"),
+    [(40, 3100, 300), (1100, 100, 70), (130, 8192, 40)],
+    ids=["long chunks", "blocks of rows", "both"],
+)
+@pytest.mark.parametrize("form", [Q4, Q8, FORMATS[7], F8], ids=lambda form: form.name)
+def test_large_products(form: QuantFormat, rows: int, in_features: int, out_features: int, kernels_with_tiles: CpuKernels):
+    """Sums that are stored between chunks of inputs, rows in several blocks, threads that go from pair to pair of panels."""
+    x, weight = torch.randn(rows, in_features), random_rows(form, out_features, in_features)
+    assert is_close(product(kernels_with_tiles, x, pack(kernels_with_tiles, weight)), x, weight)
 
 
 @formats
@@ -140,3 +154,25 @@ def test_a_models_prompt_is_as_near_to_the_exact_one_as_without_tiles(
     exact, integers, tiles = logits
     assert not torch.equal(integers, tiles)
     assert (tiles - exact).norm() < 1.05 * (integers - exact).norm() < 0.06 * exact.norm()
+
+
+def test_a_model_that_does_not_bear_inputs_of_8_bits_is_refused(
+    emulating: Emulating, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its prompts are not rounded to 8 bits with tiles, but its decoding steps are."""
+    path = save_random_model(tmp_path, a_tiny_llama_config(hidden_size=64, intermediate_size=128), dtype=torch.bfloat16)
+    model = LlamaForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    with torch.no_grad():
+        parts = [(model.model.norm, [model.lm_head])]
+        for layer in model.model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            parts.append((layer.input_layernorm, [attention.q_proj, attention.k_proj, attention.v_proj]))
+            parts.append((layer.post_attention_layernorm, [mlp.gate_proj, mlp.up_proj]))
+        for norm, linears in parts:  # huge inputs that mean nothing
+            norm.weight[::8] = 300
+            for linear in linears:
+                linear.weight[:, ::8] = 0
+    model.save_pretrained(path)
+    monkeypatch.setattr(builder, "load_kernels", lambda: emulating("tiles"))
+    with pytest.raises(UnsupportedModelError, match="quantised to int8"):
+        builder.build_runner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, quantization="int8"))

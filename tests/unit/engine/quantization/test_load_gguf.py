@@ -64,7 +64,7 @@ def test_any_mixture_of_types_in_one_model(seed: int, tmp_path: Path):
     """As Q4_K_M has Q4_K, Q6_K, and Q5_0 or Q8_0 for rows that are no multiple of 256; also within one attention."""
     kinds = random.Random(seed).choices(list(BLOCK_TYPES), k=7)
     model = save_gguf_model(tmp_path, "llama", kinds)
-    runner = load(tmp_path)
+    runner = load(tmp_path, kv_cache_dtype=torch.float32)  # in so small a model, rounded inputs alone are nearly too much
     agrees(runner, model)
     layers = [module for module in runner._model.model.modules() if isinstance(module, FusedDecoderLayer)]
     assert [layer.kernel is not None for layer in layers] == [True, True], "a layer of several types is one kernel, too"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.builders.engine import a_tiny_llama_config, save_random_model
 from support.builders.multimodal import build_checkpoint
+from triptych_engine.executor.in_process import InProcessExecutor
 from triptych_engine.runner import builder
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
@@ -98,6 +99,25 @@ def test_media_that_were_refused_are_refused(tmp_path: Path, monkeypatch: pytest
         build_runner(a_config(path), verdicts=verdicts)
     assert build_runner(a_config(path), verdicts=verdicts).media_traits == "no media"
     assert build_runner(a_config(path)).media_traits != "no media"
+
+
+def test_a_build_that_failed_is_repeated_with_all_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, verdicts = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16), Verdicts()
+    with monkeypatch.context() as patched:
+        patched.setattr(ModelRunner, "allocate_cache", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build_runner(a_config(path), verdicts=verdicts)
+    assert build_runner(a_config(path), verdicts=verdicts)._model.decoder is not None
+
+
+def test_an_executor_of_a_given_runner_keeps_its_blocks(tmp_path: Path):
+    path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
+    runner = build_runner(a_config(path))
+    executor = InProcessExecutor(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 21), runner)
+    num_blocks = runner.num_blocks
+    executor.unload()
+    executor.restore()
+    assert executor.runner.num_blocks == num_blocks
 
 
 def test_what_raises_leaves_no_answer():

@@ -56,7 +56,7 @@ inline void rope_head(const T* x, const float* weight, const float* cos, const f
 }
 
 template <class In, class Out>
-inline void silu_mul_row(const In* gate, const In* up, Out* out, int64_t size) {
+[[gnu::always_inline]] inline void silu_mul_row(const In* gate, const In* up, Out* out, int64_t size) {
   int64_t i = 0;
   if constexpr (std::is_same<In, float>::value && std::is_same<Out, float>::value) {  // in registers, see vector.h
     for (; i + kRegisterLanes <= size; i += kRegisterLanes) {

@@ -24,7 +24,7 @@ class ModuleCall:
     output: Any
     #: `num_changes` of the input and of the output, just after the call.
     changes: tuple[int, int]
-    #: The calls of the attention since the recorded call before this one ended: of a decoder layer its own.
+    #: The calls of the attention since a recorded module last began or ended: of a decoder layer its own.
     attention: tuple[AttentionCall, ...]
 
     @property
@@ -68,7 +68,12 @@ def recorded_calls(
         attention, recorder.calls = tuple(recorder.calls), []
         calls.append(ModuleCall(module, args, kwargs, given, output, (num_changes(given), num_changes(output)), attention))
 
-    hooks = [module.register_forward_hook(note, with_kwargs=True) for module in modules]
+    def forget(module: nn.Module, args: tuple[Any, ...]) -> None:
+        recorder.calls = []  # of layers that are not recorded
+
+    modules = list(modules)
+    hooks = [module.register_forward_pre_hook(forget) for module in modules]
+    hooks += [module.register_forward_hook(note, with_kwargs=True) for module in modules]
     try:
         with torch.no_grad(), attending(recorder):  # type: ignore[arg-type]  # in inference mode, changes are not counted
             result = model(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)

@@ -18,7 +18,7 @@ class QuantLinear(KernelLinear):
     """A layer with a quantised weight. x: [..., in_features] fp32 or bf16; the result is like x.
 
     Until `quantize` is called, inputs are not rounded, so that modules that are built from it can be compared with those that they
-    replace. From then on, inputs are quantised to 8 bits, for each row and group of 32.
+    replace. From then on, inputs are rounded, see `QuantKernels.linear`.
     """
 
     def __init__(self, packed: PackedQuant, bias: torch.Tensor | None, kernels: QuantKernels) -> None:

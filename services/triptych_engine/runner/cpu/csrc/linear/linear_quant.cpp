@@ -300,7 +300,7 @@ void triptych_linear_quant(const float* x, int64_t x_stride, const void* panels,
   linear<MixedQuantFormat>(x, x_stride, {(const uint32_t*)panels, bias, in_features, out_features, num_panels}, out, workspace, rows);
 }
 
-// The same as TiledQuantFormat computes it. A row with a value that is not finite has none that is in any output.
+// The same as TiledQuantFormat computes it. A row with a value that is not finite has no finite output.
 void triptych_linear_quant_tiles(const float* x, int64_t x_stride, const void* panels, int64_t num_panels, const float* bias, float* out,
                                  uint32_t* workspace, int64_t rows, int64_t out_features, int64_t in_features) {
   linear<TiledQuantFormat>(x, x_stride, {(const uint32_t*)panels, bias, in_features, out_features, num_panels}, out, workspace, rows);

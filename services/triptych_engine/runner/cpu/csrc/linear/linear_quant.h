@@ -16,8 +16,8 @@ struct MixedQuantFormat : NoGates {
                             int64_t rows);
 };
 
-// The same weights. On CPUs with bfloat16 tiles, many rows are rounded to bfloat16 and multiplied with tiles (quant_tiles.h): a row's result
-// depends on the number of rows.
+// The same weights, for CPUs with bfloat16 tiles. Many rows are rounded to bfloat16 and multiplied with tiles (quant_tiles.h), so that a
+// row's result depends on the number of rows; with floats of 8 bits all rows are. Attention over a bfloat16 cache rounds as well.
 struct TiledQuantFormat {
   static constexpr bool kRounds = true;
   static int64_t num_prepared_words(int64_t in_features) { return MixedQuantFormat::num_prepared_words(in_features); }

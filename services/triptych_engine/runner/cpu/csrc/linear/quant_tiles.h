@@ -1,6 +1,5 @@
-// Products with quantised weights in bfloat16 tiles. A tile of weights, 16 outputs of 32 inputs, is a group of a panel. Widening it takes
-// as long as multiplying it with 64 rows. So many rows, and few for which a core can do both at the same time, take hardly longer than
-// with weights that are bfloat16.
+// Products with quantised weights in bfloat16 tiles. A tile of weights, 16 outputs of 32 inputs, is a group of a panel. It is widened once
+// for a block of rows, which takes about as long as multiplying it with 50 of them; with few rows, reading bfloat16 weights takes as long.
 #pragma once
 
 #include <utility>
@@ -8,7 +7,6 @@
 
 #include "elementwise.h"
 #include "linear/linear_bf16.h"
-#include "linear/quant_dot.h"
 #include "linear/quant_floats.h"
 #include "linear/quant_format.h"
 
@@ -32,8 +30,8 @@ inline ri shift(ri x) {
   else return shift_left<kBy>(x);
 }
 
-// Numbers are cut to bfloat16, not rounded, which takes half of the instructions. Cut off is half of 2^-7 on average, of numbers from 1 to 2;
-// scales are larger by as much. So errors are as large as those of rounding, and their mean is next to zero.
+// Numbers are cut to bfloat16, not rounded, which takes half of the instructions. Cut off is half of 2^-7 on average, of numbers from 1
+// to 2; scales are larger by as much. So errors are as large as those of rounding, and their mean is next to zero.
 constexpr float kCut = 1 + 0.6875f / 256;
 
 inline void store_pairs(const rf (&low)[kRegisters], const rf (&high)[kRegisters], uint32_t* to) {
@@ -45,7 +43,8 @@ inline void store_pairs(const rf (&low)[kRegisters], const rf (&high)[kRegisters
 }
 
 // A value becomes bits of a mantissa, from one of these places on: so no integer is converted, and hardly one is shifted. With bits from
-// place p on, the number is 1 + value * 2^(p - 23).
+// place p on, the number is 1 + value * 2^(p - 23). In fp32, the scale's multiple that this adds leaves an error of up to 2^-9 of a step
+// between two values: also of a weight that is zero.
 constexpr int kPlaces = 3, kFirstPlace = 8;  // 8, 12, 16
 
 struct Mantissas {
@@ -160,7 +159,8 @@ struct PanelPair {
   const QuantPanel* panels;
   int num_panels;
 
-  PanelPair(const QuantPanel* all, int64_t num_all, int64_t pair) : panels(all + 2 * pair), num_panels(int(std::min<int64_t>(2, num_all - 2 * pair))) {}
+  PanelPair(const QuantPanel* all, int64_t num_all, int64_t pair)
+      : panels(all + 2 * pair), num_panels(int(std::min<int64_t>(2, num_all - 2 * pair))) {}
   // Each panel has a place of its own in the result: the last one of a part of a product may be padded.
   void store_row(const float* row, float* out) const {
     for (int i = 0; i < num_panels; i++) std::memcpy(out + panels[i].first, row + i * kQuantPanel, panels[i].columns * sizeof(float));
@@ -239,7 +239,9 @@ class TilesOf {
     for (int64_t first = 0; first < groups_; first += chunk_, current_ = 1 - current_) {
       const int64_t pairs = std::min(chunk_, groups_ - first) * kQuantGroup / 2, steps = num_steps(rows_, pairs);
       const bool is_last = first + chunk_ >= groups_;
-      Widening then = !is_last ? widening(i, first + chunk_, 1 - current_, steps) : next < 0 ? Widening() : widening(next, 0, 1 - current_, steps);
+      Widening then;
+      if (!is_last) then = widening(i, first + chunk_, 1 - current_, steps);
+      else if (next >= 0) then = widening(next, 0, 1 - current_, steps);
       for_rows(rows_, [&](auto tiles, int64_t row) {
         if (first == 0) tiles.begin(bias, 0);
         else if (!is_one_pass) tiles.begin(sums + row * kPanel, kPanel);
@@ -285,7 +287,8 @@ inline void tiles_shared(const uint32_t* x, int64_t x_stride, const PackedWeight
 }
 
 // silu(gate) * up as bfloat16. The first half of the outputs are gates. gated: rows, gated_stride apart.
-inline void gated_tiles_shared(const uint32_t* x, int64_t x_stride, const PackedWeight& w, uint32_t* gated, int64_t gated_stride, int64_t rows) {
+inline void gated_tiles_shared(const uint32_t* x, int64_t x_stride, const PackedWeight& w, uint32_t* gated, int64_t gated_stride,
+                               int64_t rows) {
   TilesOf tiles(x, x_stride, rows, w);
   const int64_t size = TilesOf::padded_rows(rows) * kPanel, half = tiles.num_pairs_of_panels() / 2;
   float *gates = memory_for_sums(2 * size), *ups = gates + size;
