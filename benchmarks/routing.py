@@ -40,6 +40,8 @@ from benchmarks.report.hold import hold
 _SAMPLE_S = 0.2
 #: Engines tell their loads at least this often, in seconds.
 _SETTLE_S = 1.5
+#: Until all engines serve, at most.
+_START_S = 60.0
 POLICIES = ("prefix", "least-load", "round-robin")
 
 
@@ -101,6 +103,16 @@ def engines_of(stack: Stack) -> list[dict]:
     return list(httpx.get(f"{stack.target.url}/load", trust_env=False).json()["engines"])
 
 
+def wait_until_all_serve(stack: Stack, num_engines: int) -> None:
+    """One engine and one frontend suffice for `triptych serve` to be ready."""
+    deadline_s = time.monotonic() + _START_S
+    while sum(engine["state"] == "serving" for engine in engines_of(stack)) < num_engines:
+        if time.monotonic() > deadline_s:
+            raise BenchmarkError(f"not all of {num_engines} engines serve after {_START_S:.0f} s")
+        time.sleep(_SAMPLE_S)
+    time.sleep(_SETTLE_S)
+
+
 def run(args: argparse.Namespace) -> dict:
     """Start each configuration in turn, and measure it; returns the results."""
     costs = json.loads(args.costs_file.read_text())
@@ -116,6 +128,7 @@ def run(args: argparse.Namespace) -> dict:
             for name, policy, num_engines, num_frontends, file in plans:
                 flags = ["--engines", str(num_engines), "--frontends", str(num_frontends), "--frontend.routing", policy]
                 with running_stack(args.model, [*flags, "--engine.simulate", str(file), *args.serve_args]) as stack:
+                    wait_until_all_serve(stack, num_engines)
                     figures = measure(stack, args)
                 runs.append({"repeat": repeat, "policy": name, "engines": num_engines, "frontends": num_frontends, **figures})
                 print_run(runs[-1])
