@@ -80,7 +80,9 @@ def assert_invariant(driver: EngineDriver) -> None:
 )
 def test_the_default_model(dtype: torch.dtype, quantization: str):
     path = resolve_model(TEXT_MODEL)
-    driver = EngineDriver(path, dtype=dtype, quantization=quantization, max_num_seqs=64, num_blocks=1200)
+    # With AMX, many rows of quantised weights are multiplied in another way than few.
+    invariant = quantization != "none"
+    driver = EngineDriver(path, dtype=dtype, quantization=quantization, max_num_seqs=64, num_blocks=1200, batch_invariant=invariant)
     assert_invariant(driver)
 
 
