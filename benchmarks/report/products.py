@@ -22,7 +22,7 @@ def render(results: dict, source: str) -> str:
         f" multiplied {_METHODS[load['method']]}; a copy reads and writes {load['copied_bytes_per_s'] / 1e9:.1f} GB/s"
     )
     sizes = [count(each["rows"], "row") for each in runs[0]["times"]]
-    head = ("format", "outputs x inputs", "bytes per weight", *sizes, "1 row: bytes/s of a copy's")
+    head = ("format", "outputs x inputs", "bytes per weight", *sizes, "bandwidth at 1 row, relative to a copy")
     rows = []
     for run in runs:
         out_features, in_features = run["shape"]
