@@ -43,8 +43,10 @@ class RegistryResolver:
         client = registry_client(self._url)
         known = LastKnown(f"the registry of {self._role}s", LEASE_S, update)
         run_id = ""
+        task = asyncio.current_task()
+        assert task is not None
         try:
-            while True:
+            while not task.cancelling():  # see Registration.run
                 self._hint.clear()
                 try:
                     info = await client.info()

@@ -73,8 +73,11 @@ class Registration:
         """Renew the entry while the process is ready, until cancelled; then remove it."""
         told: object = None
         renewed_s, failure = 0.0, ""
+        task = asyncio.current_task()
+        assert task is not None
         try:
-            while True:
+            # Python 3.11's wait_for, which the client sends with, can lose a cancellation (python/cpython #86296).
+            while not task.cancelling():
                 try:
                     entry, now_s = self._describe(), time.monotonic()
                     if entry != told or (entry is not None and now_s - renewed_s >= HEARTBEAT_S):

@@ -96,6 +96,20 @@ async def test_an_entry_is_renewed_as_long_as_the_service_is_ready(url: str) -> 
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_a_cancellation_at_any_moment_ends_both(url: str) -> None:
+    for turns in range(48):
+        tasks = [
+            asyncio.create_task(Registration(url, "engine", "one", lambda: entry("a:1")).run()),
+            asyncio.create_task(RegistryResolver(url, "engine").watch(lambda _addresses: None)),
+        ]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        _, pending = await asyncio.wait(tasks, timeout=3.0)
+        assert not pending, f"cancelled after {turns} turns of the loop"
+
+
 async def test_an_outage_drops_nobody_even_if_the_server_comes_back_empty(tmp_path: Path) -> None:
     with running_store(server_program(), tmp_path) as url:
         port = url.rpartition(":")[2].partition("/")[0]
