@@ -18,6 +18,9 @@ DEATH_WINDOW_S = 60.0
 #: A service that is not essential is restarted anyway. The pause before a restart grows by the first value with each further death,
 #: up to the second value; in seconds.
 RESTART_PAUSE_S, MAX_RESTART_PAUSE_S = 2.0, 15.0
+#: Pause before the restart of a service that another one replaces, in seconds. That one computes anew what the dead one had
+#: begun, and streams wait for it: a start needs whole cores for seconds.
+TAKE_OVER_S = 1.0
 #: Time for a service to end after SIGTERM, in addition to the time for its requests, in seconds.
 STOP_GRACE_S = 15.0
 #: Pause between two readiness probes, in seconds.
@@ -226,12 +229,18 @@ class Supervisor:
         if num_too_many > 0 and not self._can_do_without(service):
             raise ServiceFailedError(f"{name} died {MAX_DEATHS} times within {DEATH_WINDOW_S:.0f} s (now: {how})", last_lines)
         self._reporter.died(name, how, last_lines)
-        return min(num_too_many * RESTART_PAUSE_S, MAX_RESTART_PAUSE_S) if num_too_many > 0 else 0.0
+        if num_too_many > 0:
+            return min(num_too_many * RESTART_PAUSE_S, MAX_RESTART_PAUSE_S)
+        return TAKE_OVER_S if self._is_replaced(service) else 0.0
 
     def _can_do_without(self, service: _Service) -> bool:
         """Whether the other services are useful without it."""
+        return not service.spec.is_essential or self._is_replaced(service)
+
+    def _is_replaced(self, service: _Service) -> bool:
+        """Whether another service of its group is kept running."""
         group = service.spec.group
-        return not service.spec.is_essential or any(
+        return any(
             other is not service and group and other.spec.group == group and not other.is_left_out.is_set()
             for other in self._services
         )

@@ -44,7 +44,7 @@ class RegistryResolver:
         known = LastKnown(f"the registry of {self._role}s", LEASE_S, update)
         run_id = ""
         task = asyncio.current_task()
-        assert task is not None
+        assert task is not None  # noqa: S101
         try:
             while not task.cancelling():  # see Registration.run
                 self._hint.clear()

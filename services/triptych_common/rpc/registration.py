@@ -74,7 +74,7 @@ class Registration:
         told: object = None
         renewed_s, failure = 0.0, ""
         task = asyncio.current_task()
-        assert task is not None
+        assert task is not None  # noqa: S101
         try:
             # Python 3.11's wait_for, which the client sends with, can lose a cancellation (python/cpython #86296).
             while not task.cancelling():

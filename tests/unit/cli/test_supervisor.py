@@ -170,6 +170,7 @@ async def test_of_two_that_stand_in_for_each_other_one_may_die_as_often_as_it_li
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("triptych_cli.stack.supervisor.RESTART_PAUSE_S", 0.05)
+    monkeypatch.setattr("triptych_cli.stack.supervisor.TAKE_OVER_S", 0.1)
     twins = [replace(spec(tmp_path, name), group="engine") for name in ("engine-1", "engine-2")]
     async with running(twins) as (supervisor, reporter, task):
         await reporter.wait_for("all ready")
