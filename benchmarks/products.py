@@ -79,7 +79,7 @@ def measure(kernels: CpuKernels, form: QuantFormat, shape: tuple[int, int], rows
     copies = max(2, _BYTES // (2 * out_features * in_features))
     weight = torch.randn(out_features, in_features).bfloat16()
     plain = [kernels.pack_linear(weight) for _ in range(copies)]
-    quant, given = kernels.quant_tiles, any_rows(form, out_features, in_features)
+    quant, given = kernels.quant_fast, any_rows(form, out_features, in_features)
     packed = [quant.pack(form, out_features, in_features, [given]) for _ in range(copies)]
     times = []
     for num_rows in rows:

@@ -32,6 +32,8 @@ def prepare(file: Path, out: Path) -> None:
         raise ValueError(f"it is of the architecture {header.architecture!r}; GGUF files are served of {known}")
     config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     cleaned = clean_config(config.to_dict()) | _rope(header.metadata, header.architecture, config.to_dict())
+    if (inner := header.metadata.get(f"{header.architecture}.expert_feed_forward_length")) is not None:
+        cleaned["moe_intermediate_size"] = inner  # which transformers leaves at its default
     config = type(config)(**cleaned)
     config.architectures = config.architectures or [_causal_class(config.model_type)]
     config.save_pretrained(out)

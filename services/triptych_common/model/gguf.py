@@ -16,7 +16,7 @@ from typing import Any
 from triptych.errors import StartupError
 
 #: Architectures in GGUF that are served -> the model types of their configurations. Each has a test against transformers.
-ARCHITECTURES = {"llama": ("llama", "mistral"), "qwen2": ("qwen2",), "qwen3": ("qwen3",)}
+ARCHITECTURES = {"llama": ("llama", "mistral"), "qwen2": ("qwen2",), "qwen3": ("qwen3",), "qwen3moe": ("qwen3_moe",)}
 #: Type of a tensor by its number -> name, weights of a block, bytes of a block.
 TENSOR_TYPES = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24),

@@ -9,7 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from triptych_engine.runner.quantization.gguf_blocks import BLOCK_TYPES
 
@@ -26,6 +26,9 @@ CONFIGS: dict[str, Callable[..., PretrainedConfig]] = {
     "llama": lambda **changes: a_tiny_llama_config(head_dim=64, **(_SIZES | changes)),
     "qwen2": lambda **changes: Qwen2Config(**(_SIZES | changes)),
     "qwen3": lambda **changes: Qwen3Config(head_dim=64, **(_SIZES | changes)),
+    "qwen3moe": lambda **changes: Qwen3MoeConfig(
+        head_dim=64, moe_intermediate_size=256, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, **(_SIZES | changes)
+    ),
 }
 
 
@@ -74,17 +77,32 @@ def write_gguf(
         add(key, value)  # type: ignore[arg-type]
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+
+    def random_weight(shape: Sequence[int]) -> tuple[str, np.ndarray, np.ndarray]:
+        kind = next(turns)
+        raw = random_blocks(kind, int(np.prod(shape[:-1])), shape[-1], generator).reshape(*shape[:-1], -1)
+        return kind, raw, gguf.dequantize(raw, gguf.GGMLQuantizationType[kind])
+
     for parameter_name, parameter in model.named_parameters():
         module, _, suffix = parameter_name.rpartition(".")
+        if parameter.dim() == 3:
+            parts = ("gate_proj", "up_proj") if suffix == "gate_up_proj" else ("down_proj",)
+            for part, values in zip(parts, parameter.chunk(len(parts), 1), strict=True):
+                kind, raw, weight = random_weight(values.shape)
+                values.copy_(torch.from_numpy(weight))
+                writer.add_tensor(f"{names.get_name(f'{module}.{part}')}.weight", raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+            continue
         name = f"{names.get_name(module)}.{suffix}"
+        if "ffn_gate_inp" in name:  # the router, which stays as it is
+            torch.nn.init.normal_(parameter)
+            writer.add_tensor(name, parameter.numpy())
+            continue
         if parameter.dim() == 1:
             parameter.copy_(1 + 0.1 * torch.randn_like(parameter))
             writer.add_tensor(name, parameter.numpy())
             continue
-        kind = next(turns)
-        raw = random_blocks(kind, *parameter.shape, generator)
-        values = gguf.dequantize(raw, gguf.GGMLQuantizationType[kind])
-        parameter.copy_(torch.from_numpy(_unpermuted(architecture, name, config, values)))
+        kind, raw, weight = random_weight(parameter.shape)
+        parameter.copy_(torch.from_numpy(_unpermuted(architecture, name, config, weight)))
         writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -120,6 +138,10 @@ def _write_config(writer: gguf.GGUFWriter, architecture: str, config: Pretrained
         config.head_dim if architecture != "qwen2" else config.hidden_size // config.num_attention_heads
     )
     writer.add_vocab_size(config.vocab_size)
+    if isinstance(config, Qwen3MoeConfig):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, pre: str) -> None:

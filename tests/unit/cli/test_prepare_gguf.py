@@ -103,3 +103,12 @@ def test_a_file_is_prepared_once_and_found_after_it_was_moved(tmp_path: Path, mo
     file.rename(moved)
     assert fetch(str(moved), quiet()) == (path, True)
     assert (path / "model.gguf").samefile(moved)
+
+
+def test_experts_have_the_sizes_that_the_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "tiny.gguf", "qwen3moe", ["Q8_0"], pre="qwen2")
+    path, _ = fetch(str(tmp_path / "tiny.gguf"), quiet())
+    config = json.loads((path / "config.json").read_text())
+    wanted = {"moe_intermediate_size": 256, "num_local_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+    assert {key: config[key] for key in wanted} == wanted

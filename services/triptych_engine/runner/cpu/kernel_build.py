@@ -28,7 +28,7 @@ _CSRC = Path(__file__).parent / "csrc"
 _SOURCES = sorted(path for path in _CSRC.rglob("*") if path.suffix in (".cpp", ".h"))
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
 #: Flags of single files, which override the common flags.
-_FILE_FLAGS = {"linear_quant.cpp": ("-ffp-contract=off",)}
+_FILE_FLAGS = dict.fromkeys(("linear_quant.cpp", "quant_pack.cpp"), ("-ffp-contract=off",))
 
 
 #: Instruction set -> its compiler flags.

@@ -23,7 +23,7 @@ from triptych_engine.runner.quantization.formats import F8, ON_THE_FLY, Quantize
 
 log = logging.getLogger(__name__)
 #: Weight formats of decoder layers, see linear.h.
-FORMATS = ("bf16", "wide", "quant", "quant_tiles")
+FORMATS = ("bf16", "wide", "quant", "quant_fast")
 #: How products of many rows with bf16 weights are computed: in float32, or with bfloat16 instructions for vectors or tiles.
 LINEAR_METHODS = ("fp32", "dot", "tiles")
 #: Dtypes that the attention supports: of queries and keys, of values and the result, of the cache.
@@ -97,8 +97,8 @@ class CpuKernels:
         self.sampling = SamplingKernels(library)
         #: Products with quantised weights, in which a row's result does not depend on the other rows.
         self.quant = QuantKernels(library, self.workspace)
-        #: The same without this promise, where the CPU has tiles, which are faster for many rows.
-        self.quant_tiles = QuantKernels(library, self.workspace, tiles=True) if self.linear_method == "tiles" else self.quant
+        #: The same without this promise, where the CPU multiplies many rows faster in another way.
+        self.quant_fast = QuantKernels(library, self.workspace, fast=True) if library.triptych_quant_has_fast() else self.quant
 
     def paged_attention(self, args: KernelArgs, types: tuple[torch.dtype, torch.dtype, torch.dtype]) -> None:
         """Compute one layer: write keys and values, then attend. types: one of ATTENTION_TYPES."""
@@ -106,7 +106,7 @@ class CpuKernels:
 
     def quant_kernels(self, *, batch_invariant: bool) -> QuantKernels:
         """Products with quantised weights: the fastest, or those in which a row's result does not depend on the other rows."""
-        return self.quant if batch_invariant else self.quant_tiles
+        return self.quant if batch_invariant else self.quant_fast
 
     def decoder_layer_workspace(self, layer: DecoderLayerArgs, weight_format: str) -> int:
         """Number of 32-bit words of workspace that the layer needs per row."""
@@ -253,7 +253,7 @@ def _multiplies(kernels: CpuKernels) -> bool:
         x = torch.randn(num_rows, 100, generator=generator).bfloat16().float()
         if not torch.allclose(kernels.linear(x, packed, None, 70), x @ weight.float().T, rtol=1e-3, atol=1e-3):
             return False
-    return _multiplies_quantized(kernels.quant, 6) and _multiplies_quantized(kernels.quant_tiles, 45)
+    return _multiplies_quantized(kernels.quant, 6) and _multiplies_quantized(kernels.quant_fast, 45)
 
 
 def _multiplies_quantized(kernels: QuantKernels, num_rows: int) -> bool:

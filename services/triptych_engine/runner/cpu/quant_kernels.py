@@ -55,12 +55,12 @@ class QuantKernels:
 
     Args:
         workspace: address of scratch memory for a number of rows of a number of 32-bit words.
-        tiles: multiply many rows with the CPU's bfloat16 tiles.
+        fast: multiply many rows in the fastest way, with bfloat16 tiles or in float32.
     """
 
-    def __init__(self, library: ctypes.CDLL, workspace: Callable[[int, int], int], *, tiles: bool = False) -> None:
+    def __init__(self, library: ctypes.CDLL, workspace: Callable[[int, int], int], *, fast: bool = False) -> None:
         #: Of decoder layers with these products.
-        self.weight_format = "quant_tiles" if tiles else "quant"
+        self.weight_format = "quant_fast" if fast else "quant"
         self._workspace = workspace
         self._pages = HugePages()
         self.panel: int = library.triptych_quant_panel()
@@ -72,7 +72,7 @@ class QuantKernels:
         self._pack, self._unpack = library.triptych_quant_pack, library.triptych_quant_unpack
         self._pack.argtypes = [index, *[pointer] * 6, count, count]
         self._unpack.argtypes = [pointer, pointer, count, count, pointer]
-        self._linear = library.triptych_linear_quant_tiles if tiles else library.triptych_linear_quant
+        self._linear = library.triptych_linear_quant_fast if fast else library.triptych_linear_quant
         self._linear_exact = library.triptych_linear_quant_exact
         self._linear.argtypes = [pointer, count, pointer, count, *[pointer] * 3, *[count] * 3]
         self._linear_exact.argtypes = [pointer, count, pointer, count, *[pointer] * 2, *[count] * 3]
@@ -116,11 +116,11 @@ class QuantKernels:
     def linear(self, x: torch.Tensor, packed: PackedQuant, bias: torch.Tensor | None) -> torch.Tensor:
         """x weight^T + bias.
 
-        Without tiles, x is quantised to 8 bits, for each row and group of 32; with floats of 8 bits it is not rounded. A row's
-        result does not depend on the other rows. A row with a value that is not finite gives NaN; with floats what float32 gives.
+        x is quantised to 8 bits, for each row and group of 32; with floats of 8 bits it is not rounded. A row's result does not
+        depend on the other rows. A row with a value that is not finite gives NaN; with floats what float32 gives.
 
-        With tiles, many rows are rounded to bfloat16, as are the weights: a row's result depends on how many rows there are, and a
-        row with a value that is not finite gives nothing finite.
+        With `fast`, many rows are rounded to bfloat16, as are the weights, or nothing is rounded: a row's result depends on how
+        many rows there are, and a row with a value that is not finite gives nothing finite.
 
         Args:
             x: [rows, in] fp32 with dense rows.

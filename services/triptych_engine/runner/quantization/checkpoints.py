@@ -1,9 +1,9 @@
-"""Reads checkpoints in safetensors whose weights are quantised, tensor by tensor: GPTQ, AWQ, FP8, compressed-tensors."""
+"""Reads checkpoints in safetensors whose weights are quantised, tensor by tensor: GPTQ, AWQ, FP8, MXFP4, compressed-tensors."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.weights import read_header, weight_files
 
+from triptych_engine.runner.quantization.experts import ExpertsShape, ExpertWeights
 from triptych_engine.runner.quantization.filling import empty_model, fill_model
+from triptych_engine.runner.quantization.formats import F4
 from triptych_engine.runner.quantization.packed_float import FloatWeight, read_float8
 from triptych_engine.runner.quantization.packed_int import PackedWeight, read_awq, read_compressed, read_gptq
+from triptych_engine.runner.quantization.packed_mxfp4 import mxfp4_tensor
 from triptych_engine.runner.quantization.tensor import QuantizedModules, QuantizedTensor
 
 #: What compressed-tensors' weights are -> their numbers of bits, and its formats, that are read.
@@ -71,8 +74,6 @@ def unsupported_quantization(config: PretrainedConfig) -> str | None:
     change = next((key for key in _CHANGES if found.get(key)), None)
     if change is not None:
         return f"its {change} in quantization_config is not supported"
-    if any(getattr(config.get_text_config(), name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
-        return "it has experts, and its weights are quantised; that is supported for models without experts"
     if method == "gptq":
         return None if found.get("bits") in (4, 8) else f"its GPTQ weights have {found.get('bits')} bits; 4 and 8 are supported"
     if method == "awq":
@@ -82,9 +83,9 @@ def unsupported_quantization(config: PretrainedConfig) -> str | None:
         return None if found.get("bits") == 4 else f"its AWQ weights have {found.get('bits')} bits; 4 are supported"
     if method == "compressed-tensors":
         return _unsupported_groups(found)
-    if method == "fp8":
+    if method in ("fp8", "mxfp4"):
         return None
-    return f"its weights are quantised by {method!r}; supported are gptq, awq, compressed-tensors, fp8, and GGUF files"
+    return f"its weights are quantised by {method!r}; supported are gptq, awq, compressed-tensors, fp8, mxfp4, and GGUF files"
 
 
 def _unsupported_groups(config: Mapping[str, Any]) -> str | None:
@@ -137,6 +138,22 @@ class _SafetensorsSource:
             raise self._misfit(layer, tuple(packed.values.shape), shape)
         return packed.tensor(layer)
 
+    def experts(self, name: str, shape: ExpertsShape) -> list[ExpertWeights] | None:
+        if f"{name}.gate_up_proj_blocks" in self._files:
+            return self._mxfp4_experts(name, shape)
+        if f"{name}.gate_up_proj" in self._files:
+            return None
+        if not any(key.startswith(f"{name}.0.gate_proj.") for key in self._files):
+            why = f"is stored in another way than {name}.0.gate_proj and {name}.gate_up_proj_blocks"
+            raise UnsupportedModelError(f"what {self._path} has of {name} {why}, which is not supported")
+        inwards, outwards = (shape.inner, shape.hidden), (shape.hidden, shape.inner)
+        sizes = (("gate_proj", inwards), ("up_proj", inwards), ("down_proj", outwards))
+        experts = []
+        for number in range(shape.num_experts):
+            gate, up, down = (self._expert(f"{name}.{number}.{part}", size) for part, size in sizes)
+            experts.append(ExpertWeights((gate, up), down))
+        return experts
+
     def plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
         tensor = self._read(name)
         if tensor is None:
@@ -149,6 +166,41 @@ class _SafetensorsSource:
             )
         return tensor.float()
 
+    def _expert(self, layer: str, shape: tuple[int, int]) -> QuantizedTensor:
+        weight = self.quantized(f"{layer}.weight", shape)
+        if weight is None:
+            raise UnsupportedModelError(f"{layer} in {self._path} is not quantised; a layer's experts must all be")
+        return weight
+
+    def _mxfp4_experts(self, name: str, shape: ExpertsShape) -> list[ExpertWeights]:
+        """As gpt-oss stores them: NAME.gate_up_proj_{blocks,scales,bias} and NAME.down_proj_{blocks,scales,bias} of all experts."""
+
+        def weights(part: str, rows: int, columns: int) -> tuple[list[QuantizedTensor], torch.Tensor | None]:
+            blocks, exponents = (f"{name}.{part}_{end}" for end in ("blocks", "scales"))
+            sizes = (shape.num_experts, rows, columns // F4.block)
+            for tensor, expected in ((blocks, (*sizes, F4.block // 2)), (exponents, sizes)):
+                stored = tuple(self._files[tensor].get_slice(tensor).get_shape()) if tensor in self._files else ()
+                if stored != expected:
+                    raise self._misfit(tensor, stored, expected)
+            self._read_names.update((blocks, exponents))
+            source, scales = self._files[blocks].get_slice(blocks), self._files[exponents].get_tensor(exponents)
+
+            def rows_of(number: int) -> Callable[[int, int], torch.Tensor]:
+                return lambda begin, end: source[number, begin:end]
+
+            tensors = [
+                mxfp4_tensor(f"expert {number} of {name}.{part}", (rows, columns), rows_of(number), scales[number])
+                for number in range(shape.num_experts)
+            ]
+            bias = f"{name}.{part}_bias"
+            return tensors, self.plain(bias, (shape.num_experts, rows)) if bias in self._files else None
+
+        gate_up, gate_up_bias = weights("gate_up_proj", 2 * shape.inner, shape.hidden)
+        down, down_bias = weights("down_proj", shape.hidden, shape.inner)
+        none = [None] * shape.num_experts
+        biases = zip(none if gate_up_bias is None else gate_up_bias, none if down_bias is None else down_bias, strict=True)
+        return [ExpertWeights((both,), one, *bias) for both, one, bias in zip(gate_up, down, biases, strict=True)]
+
     def _packed(self, layer: str) -> PackedWeight | FloatWeight | None:
         def read(part: str) -> torch.Tensor | None:
             return self._read(f"{layer}.{part}")
@@ -159,7 +211,8 @@ class _SafetensorsSource:
             reader: Any = read_float8 if weights is not None and weights["type"] == "float" else read_compressed
             return None if weights is None else reader(read, weights, layer)
         readers: dict[str, Any] = {"gptq": read_gptq, "awq": read_awq, "fp8": read_float8}
-        return readers[method](read, self._quantization, layer)
+        reader = readers.get(method)  # with mxfp4, only experts are quantised
+        return None if reader is None else reader(read, self._quantization, layer)
 
     def _read(self, name: str) -> torch.Tensor | None:
         handle = self._files.get(name)

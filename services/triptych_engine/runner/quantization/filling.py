@@ -11,6 +11,13 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from triptych.errors import StartupError, UnsupportedModelError
 
+from triptych_engine.runner.quantization.experts import (
+    ExpertsShape,
+    ExpertWeights,
+    QuantizedExperts,
+    activation_of,
+    computes_the_same,
+)
 from triptych_engine.runner.quantization.tensor import QuantizedModules, QuantizedTensor
 
 
@@ -19,6 +26,9 @@ class WeightSource(Protocol):
 
     def quantized(self, name: str, shape: tuple[int, int]) -> QuantizedTensor | None:
         """A weight [out, in]; None if it is not quantised. name: of the parameter."""
+
+    def experts(self, name: str, shape: ExpertsShape) -> list[ExpertWeights] | None:
+        """The weights of a layer's experts; None if they are not quantised. name: of the module."""
 
     def plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
         """A parameter that is not quantised, as float32; None if there is none."""
@@ -43,12 +53,14 @@ def fill_model(model: PreTrainedModel, source: WeightSource, modules: QuantizedM
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     for name, module in list(model.named_modules()):
-        weight = getattr(module, "weight", None)
+        weight, made, shape = getattr(module, "weight", None), None, ExpertsShape.of(module)
         if isinstance(weight, torch.Tensor) and weight.dim() == 2:
             made = _quantized_module(name, module, (weight.shape[0], weight.shape[1]), source, modules)
-            if made is not None:
-                parent, _, leaf = name.rpartition(".")
-                setattr(model.get_submodule(parent), leaf, made)
+        elif shape is not None:
+            made = _quantized_experts(name, module, shape, source, modules)
+        if made is not None:
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, made)
     for name, parameter in list(model.named_parameters()):
         if parameter.is_meta and (value := source.plain(name, tuple(parameter.shape))) is not None:
             parent, _, leaf = name.rpartition(".")
@@ -79,4 +91,17 @@ def _quantized_module(
     bias = None if module.bias is None else source.plain(f"{name}.bias", shape[:1])
     if bias is None and module.bias is not None:
         raise StartupError(f"the checkpoint lacks 1 weights, e.g. {name}.bias; fetch the model again")
-    return modules.linear(weight, bias)
+    return modules.linear([weight], bias)
+
+
+def _quantized_experts(
+    name: str, module: nn.Module, shape: ExpertsShape, source: WeightSource, modules: QuantizedModules
+) -> nn.Module | None:
+    """The module that takes the place of a layer's experts; None if their weights are not quantised."""
+    experts, activation = source.experts(name, shape), activation_of(module)
+    if experts is None:
+        return None
+    if activation is None or not computes_the_same(module, activation):
+        raise UnsupportedModelError(f"the experts in {name} are quantised, which is not supported for {type(module).__name__}")
+    gate_up = [modules.linear(one.gate_up, one.gate_up_bias) for one in experts]
+    return QuantizedExperts(gate_up, [modules.linear([one.down], one.down_bias) for one in experts], activation)

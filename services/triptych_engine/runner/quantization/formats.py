@@ -13,9 +13,12 @@ import torch
 
 #: Inputs of a weight that the kernels take together.
 GROUP = 32
-#: The minimum of a block's weights. offset: none is stored, it is -scale * 2^(bits - 1); half: it is stored as fp16; zero: a zero
-#: point is stored as a byte, and it is -scale * zero point; none: it is zero, values are floats (e4m3), and scales have 32 bits.
-Minimum = Literal["offset", "half", "zero", "none"]
+#: The minimum of a block's weights. offset: none is stored, it is -scale * 2^(bits - 1); half: it is stored as fp16; zero: a
+#: zero point is stored as a byte, and it is -scale * zero point; none: it is zero, values are floats (e4m3), and scales have 32
+#: bits; table: it is zero, and values are floats of 4 bits (e2m1) that TABLE has.
+Minimum = Literal["offset", "half", "zero", "none", "table"]
+#: Twice the floats of 4 bits, so that they are integers.
+TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ Q6_NESTED = QuantFormat("q6-nested", 7, 6, 256, "offset", 2)
 Q4_ZERO = QuantFormat("q4-zero", 8, 4, 128, "zero")
 Q4_ZERO_32 = QuantFormat("q4-zero-32", 9, 4, 32, "zero")
 F8 = QuantFormat("f8", 10, 8, 128, "none")
-FORMATS = (Q4, Q4_MIN, Q5, Q5_MIN, Q8, Q4_NESTED, Q5_NESTED, Q6_NESTED, Q4_ZERO, Q4_ZERO_32, F8)
+F4 = QuantFormat("f4", 11, 4, 32, "table")
+FORMATS = (Q4, Q4_MIN, Q5, Q5_MIN, Q8, Q4_NESTED, Q5_NESTED, Q6_NESTED, Q4_ZERO, Q4_ZERO_32, F8, F4)
 
 #: What `--quantization` makes of weights while they are loaded.
 ON_THE_FLY = {"int8": Q8, "int4": Q4_MIN}
@@ -70,7 +74,7 @@ class QuantizedRows:
     format: QuantFormat
     #: [rows, in] uint8; of floats their bits.
     values: torch.Tensor
-    #: [rows, blocks] float16, of floats float32.
+    #: [rows, blocks] float16, of floats of 8 bits float32; of floats of 4 bits the half, see TABLE.
     scales: torch.Tensor
     #: [rows, blocks] float16 for `half`, uint8 for `zero`, else None.
     minimums: torch.Tensor | None = None
@@ -85,6 +89,9 @@ class QuantizedRows:
             return self.values.view(torch.float8_e4m3fn).float() * self._spread(
                 self.scales, self.format.block, self.values.shape[1]
             )
+        if self.format.minimum == "table":
+            table = torch.tensor(TABLE, dtype=torch.float32)
+            return table[self.values.long()] * self._spread(self.scales.float(), self.format.block, self.values.shape[1])
         scale, minimum = self.scales.float(), self._block_minimums()
         if self.part_scales is not None:
             size = GROUP // self.format.scales

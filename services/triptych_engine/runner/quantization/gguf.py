@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.gguf import ARCHITECTURES, GgufTensor, read_gguf_header
 
+from triptych_engine.runner.quantization.experts import ExpertsShape, ExpertWeights
 from triptych_engine.runner.quantization.filling import empty_model, fill_model
 from triptych_engine.runner.quantization.formats import QuantizedRows
 from triptych_engine.runner.quantization.gguf_blocks import BLOCK_TYPES
@@ -44,6 +45,8 @@ class _GgufSource:
             known = ", ".join(ARCHITECTURES)
             raise UnsupportedModelError(f"{file} is of the architecture {self._architecture!r}; GGUF files are served of {known}")
         parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+        experts = [name for name, module in model.named_modules() if ExpertsShape.of(module) is not None]
+        parameters += [f"{name}.{part}.weight" for name in experts for part in ("gate_proj", "up_proj", "down_proj")]
         names = tensor_names(self._architecture, model.config.num_hidden_layers, parameters)
         tensors = self._header.tensors
         self._tensors = {parameter: tensors[name] for parameter, name in names.items() if name in tensors}
@@ -67,12 +70,38 @@ class _GgufSource:
         tensor = self._checked(name, shape)
         if tensor is None or tensor.type in _PLAIN_TYPES:
             return None
+        order = row_order(self._architecture, tensor.name, self._config, shape[0])
+        return self._quantized(tensor, self._raw(tensor).reshape(shape[0], -1), shape, order)
+
+    def experts(self, name: str, shape: ExpertsShape) -> list[ExpertWeights] | None:
+        """Each of the three tensors has the weights of all experts."""
+        sizes = {
+            "gate_proj": (shape.inner, shape.hidden),
+            "up_proj": (shape.inner, shape.hidden),
+            "down_proj": (shape.hidden, shape.inner),
+        }
+        tensors = {part: self._checked(f"{name}.{part}.weight", (shape.num_experts, *size)) for part, size in sizes.items()}
+        if None in tensors.values():
+            return None
+
+        def expert(part: str, number: int) -> QuantizedTensor:
+            tensor = tensors[part]
+            assert tensor is not None  # noqa: S101
+            return self._quantized(tensor, self._raw(tensor).reshape(shape.num_experts, sizes[part][0], -1)[number], sizes[part])
+
+        return [
+            ExpertWeights((expert("gate_proj", number), expert("up_proj", number)), expert("down_proj", number))
+            for number in range(shape.num_experts)
+        ]
+
+    def _quantized(
+        self, tensor: GgufTensor, raw: np.ndarray, shape: tuple[int, int], order: np.ndarray | None = None
+    ) -> QuantizedTensor:
+        """raw: [rows, bytes of a row]; order: which of them is each row of the weight."""
         kind = BLOCK_TYPES.get(tensor.type)
         if kind is None:
-            known = ", ".join([*BLOCK_TYPES, *_PLAIN_TYPES])
+            known = ", ".join(BLOCK_TYPES if len(tensor.shape) > 2 else [*BLOCK_TYPES, *_PLAIN_TYPES])
             raise UnsupportedModelError(f"tensor {tensor.name} of {self._file} is {tensor.type}; supported are {known}")
-        raw = self._raw(tensor).reshape(shape[0], -1)
-        order = row_order(self._architecture, tensor.name, self._config, shape[0])
 
         def read(begin: int, end: int) -> QuantizedRows:
             rows = raw[begin:end].copy() if order is None else raw[order[begin:end]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,8 +43,8 @@ class QuantizedTensor:
 class QuantizedModules(Protocol):
     """Makes the modules that a device computes quantised weights with."""
 
-    def linear(self, weight: QuantizedTensor, bias: torch.Tensor | None) -> nn.Module:
-        """A linear layer. bias: [out] float32."""
+    def linear(self, weights: Sequence[QuantizedTensor], bias: torch.Tensor | None) -> nn.Module:
+        """A linear layer whose outputs are those of the weights concatenated. bias: [out] float32."""
 
     def embedding(self, weight: QuantizedTensor, scale: float) -> nn.Module:
         """An embedding, [...] int64 -> [..., in] float32, of which each value is multiplied by `scale`."""

@@ -14,7 +14,16 @@ from support.builders.quantized import LARGEST_FLOAT, random_rows
 from triptych_common.host.cpu import isas_of_this_cpu
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.quant_kernels import PackedQuant
-from triptych_engine.runner.quantization.formats import FORMATS, GROUP, ON_THE_FLY, Q8, QuantFormat, QuantizedRows, quantize_rows
+from triptych_engine.runner.quantization.formats import (
+    FORMATS,
+    GROUP,
+    ON_THE_FLY,
+    Q8,
+    TABLE,
+    QuantFormat,
+    QuantizedRows,
+    quantize_rows,
+)
 
 TINIEST = np.float32(1e-30)
 SUBGROUP = 8  # as in quant_inputs.h
@@ -60,7 +69,7 @@ def parts(rows: QuantizedRows) -> tuple[np.ndarray, np.ndarray, int]:
         assert rows.minimums is not None
         minimum = -(scale * rows.minimums.float())
     else:
-        minimum = scale * -float(2 ** (rows.format.bits - 1))
+        minimum = scale * -float(12 if rows.format.minimum == "table" else 2 ** (rows.format.bits - 1))
     scale, minimum = spread(scale), spread(minimum)
     if rows.part_scales is not None:
         scale = scale * rows.part_scales.flatten(1)
@@ -77,13 +86,15 @@ def reference(x: torch.Tensor, weight: QuantizedRows, bias: torch.Tensor | None)
             out = fma(np.broadcast_to(inputs[:, None], out.shape), weights[None], out)
         return torch.from_numpy(out)
     scale, minimum, size = parts(weight)
+    values = weight.values.numpy().astype(np.int64)
+    values = np.array(TABLE)[values] + 12 if weight.format.minimum == "table" else values
     with np.errstate(all="ignore"):
         for begin in range(0, x.shape[1], GROUP):
             integers, scales = quantized_inputs(x.numpy()[:, begin : begin + GROUP])
             for offset in range(0, GROUP, size):
                 part, some = (begin + offset) // size, slice(begin + offset, begin + offset + size)
                 inputs = integers[:, offset : offset + size]
-                products = (inputs @ weight.values.numpy()[:, some].astype(np.int64).T).astype(np.float32) * scales[:, None]
+                products = (inputs @ values[:, some].T).astype(np.float32) * scales[:, None]
                 halves = [
                     np.float32(scales) * integers[:, i : i + GROUP // 2].sum(1).astype(np.float32)
                     for i in range(0, GROUP, GROUP // 2)
@@ -173,7 +184,7 @@ def test_rows_come_in_portions(form: QuantFormat, kernels: CpuKernels):
 #: Bits per weight of the same weights in a GGUF file, or in a checkpoint with groups of 128.
 FILE_BITS = {
     "q4": 4.5, "q4-min": 5, "q5": 5.5, "q5-min": 6, "q8": 8.5, "q4-nested": 4.5, "q5-nested": 5.5, "q6-nested": 6.5625,
-    "q4-zero": 4 + 20 / 128, "q4-zero-32": 4 + 20 / 32, "f8": 8,
+    "q4-zero": 4 + 20 / 128, "q4-zero-32": 4 + 20 / 32, "f8": 8, "f4": 4.25,
 }  # fmt: skip
 
 
@@ -214,6 +225,23 @@ def test_without_rounded_inputs_it_is_the_product_with_the_dequantised_weight(fo
     assert (got - expected).norm() < 1e-6 * expected.norm()
     rounded = linear(kernels, x, weight, bias)
     assert (rounded - expected).norm() < 0.01 * expected.norm()
+
+
+@pytest.mark.skipif("x86-64-v3" not in isas_of_this_cpu(), reason="for AVX2 without an instruction that adds products of bytes")
+@pytest.mark.parametrize("rows", [1, 15, 16, 97, 200])
+@formats
+def test_many_rows_of_bytes_are_not_rounded_where_bytes_cannot_be_multiplied(form: QuantFormat, rows: int, kernels_for: KernelsOf):
+    kernels = kernels_for("x86-64-v3")
+    x, weight, bias = case(form, rows, 1577, 70, bias=True)
+    assert bias is not None
+    packed, padded = pack(kernels, weight), kernels.quant.pad_bias([bias])
+    got = kernels.quant_fast.linear(x, packed, padded)
+    is_wide = form is Q8 and rows >= 16
+    # A last block of few rows is computed as few rows are.
+    whole = rows // 96 * 96 if is_wide and rows % 96 < 16 else rows
+    own = kernels.quant.linear_exact if is_wide else kernels.quant.linear
+    assert torch.equal(got[:whole], own(x, packed, padded)[:whole])
+    assert torch.equal(got[whole:], kernels.quant.linear(x, packed, padded)[whole:])
 
 
 @pytest.mark.parametrize("in_features", [1, 3, 16, 65, 130])

@@ -43,7 +43,7 @@ def pack(kernels: CpuKernels, *weights: QuantizedRows) -> PackedQuant:
 def product(kernels: CpuKernels, x: torch.Tensor, packed: PackedQuant, bias: torch.Tensor | None = None) -> torch.Tensor:
     kernels.workspace(len(x), 10_000)
     kernels._workspace.memory.fill_(torch.nan)  # beyond the rows and in place of what is not written
-    return kernels.quant_tiles.linear(x, packed, bias)
+    return kernels.quant_fast.linear(x, packed, bias)
 
 
 def is_close(got: torch.Tensor, x: torch.Tensor, weight: QuantizedRows) -> bool:

@@ -77,7 +77,7 @@ def test_formats_that_take_least_memory_are_chosen():
 
 
 REFUSALS = {
-    "mxfp4": ({"quant_method": "mxfp4"}, r"quantised by 'mxfp4'; supported are gptq, awq, compressed-tensors, fp8, and GGUF"),
+    "exl3": ({"quant_method": "exl3"}, r"quantised by 'exl3'; supported are gptq, awq, compressed-tensors, fp8, mxfp4, and GGUF"),
     "fp4": (
         float_groups_config("channel") | {"config_groups": {"a": {"weights": {"num_bits": 4, "type": "float"}}}},
         r"as float-quantized with 4 bits of float; 4 and 8 bits of int, and 8 of float, are supported",

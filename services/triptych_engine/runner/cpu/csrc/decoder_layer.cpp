@@ -196,5 +196,5 @@ int64_t triptych_decoder_step_args_size() { return sizeof(DecoderStepArgs); }
 DECODER_LAYERS(bf16, Bf16Format)
 DECODER_LAYERS(wide, WideFormat)
 DECODER_LAYERS(quant, MixedQuantFormat)
-DECODER_LAYERS(quant_tiles, TiledQuantFormat)
+DECODER_LAYERS(quant_fast, FastQuantFormat)
 }

@@ -103,8 +103,10 @@ class CpuQuantizedModules:
     def __init__(self, kernels: QuantKernels) -> None:
         self._kernels = kernels
 
-    def linear(self, weight: QuantizedTensor, bias: torch.Tensor | None) -> QuantLinear:
-        return QuantLinear(self._pack(weight), None if bias is None else self._kernels.pad_bias([bias]), self._kernels)
+    def linear(self, weights: Sequence[QuantizedTensor], bias: torch.Tensor | None) -> QuantLinear:
+        packed = PackedQuant.join([self._pack(weight) for weight in weights])
+        sizes = [weight.out_features for weight in weights]
+        return QuantLinear(packed, None if bias is None else self._kernels.pad_bias(bias.split(sizes)), self._kernels)
 
     def embedding(self, weight: QuantizedTensor, scale: float) -> QuantEmbedding:
         return QuantEmbedding(self._pack(weight), self._kernels, scale)

@@ -13,7 +13,7 @@
 // - gated_shared(prepared, weight, gated, rows): silu(gate) * up, prepared for the next product, distributed in the same way.
 //   gated: [rows, num_prepared_words(out / 2)];
 // - kRounds: whether it may round inputs to bfloat16.
-// The result of a row must not depend on the number of rows, except with TiledQuantFormat.
+// The result of a row must not depend on the number of rows, except with FastQuantFormat.
 #pragma once
 
 #include "linear/linear_panel.h"

@@ -1,6 +1,7 @@
 // Products with quantised weights, see linear_quant.cpp.
 #pragma once
 
+#include "bf16_instructions.h"
 #include "linear/linear.h"
 
 namespace triptych {
@@ -16,10 +17,15 @@ struct MixedQuantFormat : NoGates {
                             int64_t rows);
 };
 
-// The same weights, for CPUs with bfloat16 tiles. Many rows are rounded to bfloat16 and multiplied with tiles (quant_tiles.h), so that a
-// row's result depends on the number of rows; with floats of 8 bits all rows are. Attention over a bfloat16 cache rounds as well.
-struct TiledQuantFormat {
+// The same weights, multiplied as fast as the CPU can, so that a row's result depends on the number of rows. On CPUs with bfloat16 tiles,
+// many rows are rounded to bfloat16 and multiplied with tiles (quant_tiles.h); with floats of 8 bits all rows are. Attention over a
+// bfloat16 cache rounds as well. On CPUs that cannot multiply bytes, many rows are multiplied with weights of 8 bits in fp32.
+struct FastQuantFormat {
+#if defined(TRIPTYCH_BF16_TILES)
   static constexpr bool kRounds = true;
+#else
+  static constexpr bool kRounds = false;
+#endif
   static int64_t num_prepared_words(int64_t in_features) { return MixedQuantFormat::num_prepared_words(in_features); }
   static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t rows);
   static void linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,

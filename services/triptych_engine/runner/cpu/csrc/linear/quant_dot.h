@@ -13,6 +13,7 @@ inline ri quad_of(const uint32_t* words) {
   if constexpr (Format::kBits == 8) return load_words(words + k * kQuantPanel);
   const ri low_words = load_words(words + k / 2 * kQuantPanel), low_mask = splat_word(0x0f0f0f0f);
   const ri low = and_of(k % 2 ? shift_right<4>(low_words) : low_words, low_mask);
+  if constexpr (Format::kHasTable) return look_up(kTableValues, low);
   if constexpr (Format::kBits == 4) return low;
   if constexpr (Format::kBits == 5) {  // bit k of each byte
     const ri high = load_words(words + Format::kLowWords * kQuantPanel);

@@ -19,7 +19,8 @@ inline auto with_quant_format(int32_t format, const Visit& visit) {
     case 7: return visit(QuantFormat<6, 256, Minimum::kOffset, 2>{});  // Q6_K
     case 8: return visit(QuantFormat<4, 128, Minimum::kZero>{});     // GPTQ, AWQ and compressed-tensors: groups of 128 or more
     case 9: return visit(QuantFormat<4, 32, Minimum::kZero>{});      // smaller groups
-    default: return visit(QuantFormat<8, 128, Minimum::kNone>{});    // FP8
+    case 10: return visit(QuantFormat<8, 128, Minimum::kNone>{});    // FP8
+    default: return visit(QuantFormat<4, 32, Minimum::kTable>{});    // MXFP4
   }
 }
 }  // namespace triptych

@@ -23,6 +23,10 @@ struct QuantPanel {
   int64_t first;         // index of the first output in the product's result
 };
 
+// Twice the floats of 4 bits (e2m1: a sign, 2 bits of exponent, 1 of mantissa), from 0 to 6 and then their negatives; plus kTableZero.
+constexpr int kTableZero = 12;
+constexpr uint8_t kTableValues[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
 inline int64_t num_quant_groups(int64_t in_features) { return (in_features + kQuantGroup - 1) / kQuantGroup; }
 
 // The minimum of the weights of a block.
@@ -31,6 +35,7 @@ enum class Minimum {
   kHalf,    // stored as fp16
   kZero,    // a zero point is stored as a byte: minus scale * zero point
   kNone,    // none: the value is a float of 8 bits, and the scale is stored as fp32, times 2^8
+  kTable,   // none is stored: the four bits are a float (e2m1), which kTableValues makes an integer; minus scale * kTableZero
 };
 
 // What a format stores, for each output.
@@ -44,7 +49,7 @@ struct QuantFormat {
   static constexpr int64_t kBlock = kBlock_, kGroups = kBlock / kQuantGroup;
   static constexpr Minimum kMinimum = kMinimum_;
   static constexpr bool kHasMinimums = kScales > 0 && kMinimum == Minimum::kHalf;
-  static constexpr bool kIsFloat = kMinimum == Minimum::kNone;
+  static constexpr bool kIsFloat = kMinimum == Minimum::kNone, kHasTable = kMinimum == Minimum::kTable;
 
   // In words of 16 outputs each 32 bits wide, except for the header and the scales, whose words hold two or four outputs.
   // The low four bits of quads 2i and 2i + 1 share word i; the bits beyond four of all quads share the following words. Floats are
@@ -61,7 +66,7 @@ struct QuantFormat {
   static int64_t panel_words(int64_t in_features) { return (in_features + kBlock - 1) / kBlock * kBlockWords; }
 };
 
-// Byte b of quad k of 16 outputs. A byte's bits are at places 8 * b and more of a word, so that a shift and a mask give all four bytes at
+// Byte b of quad k of 16 outputs, as it is stored. A byte's bits are at places 8 * b and more of a word, so that a shift and a mask give all four bytes at
 // once (quad_of in quant_dot.h).
 template <class Format>
 inline vu values_at(const uint32_t* words, int k, int b) {

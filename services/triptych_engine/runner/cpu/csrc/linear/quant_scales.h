@@ -75,7 +75,7 @@ inline void read_header(const uint32_t* block, ScaleAndMinimum& header) {
     const rf scale = header.scale[i] = halves_at(block, i);
     if constexpr (Format::kMinimum == Minimum::kHalf) header.minimum[i] = halves_at(block + kQuantPanel / 2, i);
     else if constexpr (Format::kMinimum == Minimum::kZero) header.minimum[i] = -(scale * bytes_at<uint8_t>(block + kQuantPanel / 2, i));
-    else header.minimum[i] = scale * -float(1 << (Format::kBits - 1));
+    else header.minimum[i] = scale * -float(Format::kHasTable ? kTableZero : 1 << (Format::kBits - 1));
   }
 }
 
