@@ -140,6 +140,7 @@ def measure_engine(path: Path, size: ModelSize, ceilings: dict[str, float], args
         cuda_graphs=args.cuda_graphs,
         async_scheduling=args.async_scheduling,
         enable_prefix_caching=False,
+        prompt_lookup=False,
     )
     engine, decodes, elapsed = LocalEngine(settings), [], []
 

@@ -114,7 +114,7 @@ def compare(rounds: list[dict[str, dict[str, float]]], kind: str) -> dict[str, f
 
 def run(args: argparse.Namespace) -> dict:
     """Load the engine and measure; returns the results."""
-    flags = ["--model", args.model, "--kv-cache-memory", args.kv_cache_memory, *args.serve_args]
+    flags = ["--no-prompt-lookup", "--model", args.model, "--kv-cache-memory", args.kv_cache_memory, *args.serve_args]
     bench = Bench(load_engine(CliApp.run(EngineSettings, cli_args=flags)))
     described, runs = describe("sampling"), []
     kinds = [GREEDY, *(kind for kind in args.kinds if kind != GREEDY)]

@@ -13,10 +13,11 @@ What follows `--` goes to `triptych serve`. All targets get the same requests fr
 turns (Triptych, engine alone, baseline, peer; again; ...), so that whatever else the machine does meets all of them, and only
 ratios within one turn are worth quoting. All targets stay loaded, and one at a time is under load.
 
-A load is a closed loop: so many streams of /v1/completions (of chats, with --pictures), each sending its next request as its last
-one ends; greedy, end tokens ignored, so that every answer has --max-tokens tokens. No two prompts of a sitting begin alike. TTFT is
-the time from sending a request to its first text, a gap that between two pieces of text. Beside what the client sees, the
-processor time of each service that runs here is taken before and after, and divided by the output tokens.
+A load is a closed loop: so many streams of /v1/completions (of chats, with --pictures), each sending its next request as its
+last one ends; greedy, end tokens ignored, so that every answer has --max-tokens tokens. Prompt lookup is off, unless the
+environment sets TRIPTYCH_ENGINE_PROMPT_LOOKUP: such answers repeat themselves more than real ones. No two prompts of a sitting
+begin alike. TTFT is the time from sending a request to its first text, a gap that between two pieces of text. Beside what the
+client sees, the processor time of each service that runs here is taken before and after, and divided by the output tokens.
 
 Results go to benchmarks/results/<date>-<name>.json. The exit code is 1 when a request failed.
 """

@@ -10,7 +10,7 @@ thread, which makes the message of each step.
 Measured are decoding steps of --sequences at the first of --contexts, of --context-sequences at each of them, and steps with a
 whole prompt of --prefill tokens; each --steps times without a clock inside, which gives the time of the step, and as often with
 one, taking turns, which gives its stages (engine/stages.py). Medians. A prompt of each context is also computed from its begin, in
-as many steps as the engine takes for it.
+as many steps as the engine takes for it. Prompt lookup is off: a step brings each sequence one token.
 
 With --costs-file, what a step costs is fitted to the measured ones, and written for engines that are simulated (--engine.simulate).
 
@@ -139,7 +139,7 @@ def print_run(run: dict) -> None:
 
 def run(args: argparse.Namespace) -> dict:
     """Load the engine and measure; returns the results."""
-    flags = ["--model", args.model, "--kv-cache-memory", args.kv_cache_memory, *args.serve_args]
+    flags = ["--model", args.model, "--kv-cache-memory", args.kv_cache_memory, "--no-prompt-lookup", *args.serve_args]
     runs, prompts = [], []
     with Outside() as outside:
         loaded = load_engine(CliApp.run(EngineSettings, cli_args=flags))

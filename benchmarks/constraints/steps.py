@@ -88,7 +88,7 @@ class Bench:
 
 def run(args: argparse.Namespace) -> dict:
     """Load the engine and measure; returns the results."""
-    flags = ["--model", args.model, "--kv-cache-memory", args.kv_cache_memory, *args.serve_args]
+    flags = ["--no-prompt-lookup", "--model", args.model, "--kv-cache-memory", args.kv_cache_memory, *args.serve_args]
     bench = Bench(load_engine(CliApp.run(EngineSettings, cli_args=flags)), async_scheduling=args.async_scheduling)
     described, runs = describe("constraints.steps"), []
     for num_seqs in args.sequences:

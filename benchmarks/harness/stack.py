@@ -26,6 +26,9 @@ HOST = "127.0.0.1"
 START_TIMEOUT_S = 300.0
 FIRST_ANSWER_TIMEOUT_S = 60.0
 _SAMPLE_INTERVAL_S = 0.2
+#: For the environment of engines. Answers of the loads here are greedy and go on behind their ends, so they repeat themselves as no
+#: real ones do, and prompt lookup would guess most of their tokens. benchmarks.speculation measures it.
+DRAFTS_OFF = {"TRIPTYCH_ENGINE_PROMPT_LOOKUP": "false"}
 #: `triptych serve`, from the checkout that comes first in PYTHONPATH.
 _SERVE = ("-c", "from triptych_cli.main import app; app()", "serve")
 
@@ -86,7 +89,8 @@ def checkout_env(checkout: Path = REPOSITORY) -> dict[str, str]:
     """This process's environment, with Triptych's packages taken from a checkout, and the benchmarks from this one."""
     folders = [*(checkout.resolve() / name for name in ("services", "cli", "gateway", "clients/python")), REPOSITORY]
     # A wide terminal: the line that is waited for must not be wrapped.
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "COLUMNS": "200"}
+    drafts = DRAFTS_OFF if (checkout / "services/triptych_engine/scheduling/speculation").exists() else {}
+    return {**drafts, **os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "COLUMNS": "200"}
 
 
 @contextmanager

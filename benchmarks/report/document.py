@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.harness.machine import REPOSITORY
 from benchmarks.harness.sitting import RESULTS, new_parser
-from benchmarks.report import clients, encoder, numerics, products, routing, sampling, serving, steps, telemetry
+from benchmarks.report import clients, encoder, numerics, products, routing, sampling, serving, speculation, steps, telemetry
 from benchmarks.report.plots import Chart, draw
 
 DOCUMENT = REPOSITORY / "docs" / "architecture" / "measurements.md"
@@ -53,6 +53,7 @@ KINDS = {
     "telemetry.tracing": Kind(telemetry.render_tracing),
     "numerics": Kind(numerics.render),
     "products": Kind(products.render),
+    "speculation": Kind(speculation.render),
 }
 
 

@@ -19,6 +19,7 @@ from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.scheduler import Scheduler
+from triptych_engine.scheduling.speculation.drafter import PromptLookupDrafter
 from triptych_engine.settings import EngineSettings
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,9 @@ def new_executor(settings: EngineSettings, config: RunnerConfig, vocab_size: int
 
 
 def make_scheduler(settings: EngineSettings, config: RunnerConfig, loaded: ExecutorInfo) -> Scheduler:
-    """The scheduler for a loaded model. Steps are limited by time if the executor has measured their costs."""
+    """The scheduler for a loaded model. Steps are limited by time, and draft tokens weighed, if the executor has measured costs."""
+    pacer = None if loaded.costs is None else StepPacer(loaded.costs, settings.max_step_ms / 1e3)
+    takes_drafts = settings.prompt_lookup and loaded.takes_drafts and not settings.async_scheduling
     return Scheduler(
         KVCacheManager(loaded.num_blocks, loaded.block_size, settings.enable_prefix_caching and config.pooling is None),
         max_num_seqs=config.max_num_seqs,
@@ -46,7 +49,8 @@ def make_scheduler(settings: EngineSettings, config: RunnerConfig, loaded: Execu
         max_model_len=config.max_model_len,
         max_embeddings=settings.embedding_cache_memory // loaded.embedding_bytes,
         can_chunk=loaded.can_chunk,
-        pacer=None if loaded.costs is None else StepPacer(loaded.costs, settings.max_step_ms / 1e3),
+        pacer=pacer,
+        drafter=PromptLookupDrafter(pacer) if pacer is not None and takes_drafts else None,
     )
 
 

@@ -64,7 +64,7 @@ class EngineMetrics:
 
     def _counters(self) -> list[Metric]:
         load, requests, fetches = self.core.load, self.requests, self.fetches
-        events = self.kv_events
+        steps, events = self.scheduler.statistics, self.kv_events
         sources = {source.value: requests.num_media[source.value] for source in EmbeddingSource}
         return [
             labelled_counter(f"{_PREFIX}_requests", "Sequences that have ended.", "finish_reason", self._ended()),
@@ -72,6 +72,8 @@ class EngineMetrics:
             counter(f"{_PREFIX}_prompt_tokens", "Prompt tokens of admitted sequences.", load.prefix_cache_queries),
             counter(f"{_PREFIX}_cached_tokens", "Prompt tokens that came from the prefix cache.", load.prefix_cache_hits),
             counter(f"{_PREFIX}_generation_tokens", "Output tokens.", load.num_generated_tokens),
+            counter(f"{_PREFIX}_draft_tokens", "Tokens that were guessed and verified.", steps.num_draft_tokens),
+            counter(f"{_PREFIX}_accepted_tokens", "Draft tokens that were right.", steps.num_accepted_tokens),
             counter(f"{_PREFIX}_preemptions", "Running requests that lost their KV cache to others.", load.num_preemptions),
             labelled_counter(f"{_PREFIX}_media_items", "Media items, by where their embeddings were found.", "source", sources),
             counter(f"{_PREFIX}_embedding_fetch_failures", "Fetches from encoders that failed.", fetches.num_failures),
@@ -109,6 +111,8 @@ class EngineMetrics:
             counter("vllm:prompt_tokens", text, load.prefix_cache_queries, **names),
             counter("vllm:generation_tokens", text, load.num_generated_tokens, **names),
             counter("vllm:num_preemptions", text, load.num_preemptions, **names),
+            counter("vllm:spec_decode_num_draft_tokens", text, steps.num_draft_tokens, **names),
+            counter("vllm:spec_decode_num_accepted_tokens", text, steps.num_accepted_tokens, **names),
             counter("vllm:prefix_cache_queries", text, load.prefix_cache_queries, **names),
             counter("vllm:prefix_cache_hits", text, load.prefix_cache_hits, **names),
             labelled_counter("vllm:request_success", text, "finished_reason", self._ended(), **names),

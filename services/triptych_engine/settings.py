@@ -41,7 +41,7 @@ class EngineSettings(GrpcServiceSettings):
         bool,
         Field(
             description="Compute a token's logits to the same bits whatever is computed with it, so that greedy and seeded answers "
-            "repeat. A model whose logits still differ is refused. On CPUs, only float32 weights get slower by it."
+            "repeat. A model whose logits still differ is refused. On CPUs, float32 and quantised weights can get slower by it."
         ),
     ] = False
     vllm_grpc: Annotated[
@@ -160,6 +160,13 @@ class EngineSettings(GrpcServiceSettings):
     embedding_timeout_s: Annotated[
         float, Field(gt=0, le=3600, description="Longest wait for a media item's embeddings, its encoding included, in seconds.")
     ] = 60.0
+    prompt_lookup: Annotated[
+        bool,
+        Field(
+            description="Guess the next tokens where a text repeats itself, and verify them in one step, on a CPU and without "
+            "async_scheduling. It is used only while it makes tokens come faster. With batch_invariant it changes no text."
+        ),
+    ] = True
     enable_prefix_caching: Annotated[bool, Field(description="Share the KV blocks of equal prefixes.")] = True
     num_threads: Annotated[
         int | None, Field(ge=1, description="Compute threads; by default as many as the cores that this process may use.")

@@ -64,7 +64,7 @@ _MAX_MODEL_LEN = _to("max-model-len", is_count=True, neutral=("auto", "-1"))
 _MAX_NUM_SEQS = _to("engine.max-num-seqs")
 _MEMORY_UTILIZATION = _to("engine.memory-utilization")
 _NO_LORA = "LoRA adapters are not supported; merge the adapter into the checkpoint"
-_NO_SPECULATION = "speculative decoding is not supported"
+_NO_SPECULATION = "no draft model is used; prompt lookup (vLLM's ngram) is on by itself where it pays, see --engine.prompt-lookup"
 _NO_CODE = "code of checkpoints is never run; a model that needs its own code is not supported"
 _NO_ROPE = "the model's configuration is taken as it is; change its config.json"
 _OWN_CERTIFICATE = "use --gateway.https-dir DIRECTORY, with tls.crt and tls.key in it"

@@ -59,6 +59,7 @@ class InProcessExecutor:
             media_traits=runner.media_traits,
             embedding_bytes=runner.embedding_bytes,
             costs=costs if self._config.device.type == "cpu" else None,
+            takes_drafts=self._config.pooling is None,
         )
 
     def _load_encoder(self, pooling: PoolingModel) -> ExecutorInfo:

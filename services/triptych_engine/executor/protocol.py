@@ -26,6 +26,8 @@ class ExecutorInfo:
     embedding_bytes: int
     #: Measured costs of steps, to limit steps by time; None where step times are not a useful measure, as on a GPU.
     costs: StepCosts | None
+    #: Whether steps may have draft tokens, which it verifies.
+    takes_drafts: bool = False
     #: Whether prompts may be divided among steps. Not if each token attends to all others, or if there is no KV cache.
     can_chunk: bool = True
 

@@ -23,14 +23,23 @@ class StepInputs:
     #: [axes, num_tokens] int64, if a sequence has positions on several axes.
     axis_positions: np.ndarray | None
     samples: np.ndarray  # [num_seqs] bool, whether the sequence's last token is in this step, so that the next one is sampled
+    num_drafts: np.ndarray  # [num_seqs] int64, draft tokens at the end of each sequence
+    draft_token_ids: dict[str, list[int]]  # request_id -> these
     #: [num_tokens] int64: the row whose newest token is the input here, if that token is only on the device yet; else -1. None if
     #: all tokens are known.
     token_sources: np.ndarray | None
 
     @property
     def last_tokens(self) -> np.ndarray:
-        """Flat index of the last token of each sequence that samples."""
-        return self.metadata.query_start_loc[1:][self.samples] - 1
+        """Flat index of the last token of each sequence that samples; draft tokens come after it."""
+        return (self.metadata.query_start_loc[1:] - self.num_drafts)[self.samples] - 1
+
+    @property
+    def draft_tokens(self) -> np.ndarray:
+        """Flat indices of the draft tokens."""
+        ends = np.repeat(self.metadata.query_start_loc[1:], self.num_drafts)
+        before = np.repeat(np.cumsum(self.num_drafts), self.num_drafts)
+        return ends - before + np.arange(len(ends))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +121,27 @@ class InputBatch:
 
     def expect_tokens(self, rows: np.ndarray) -> ExpectedTokens:
         """Add one token to each of the rows. The device is about to sample these tokens."""
-        expected = ExpectedTokens(rows, self.num_tokens[rows], self._num_uses[rows])
+        expected = self.places(rows)
         self.num_tokens[rows] += 1
         return expected
+
+    def places(self, rows: np.ndarray) -> ExpectedTokens:
+        """Where the next tokens of rows belong."""
+        return ExpectedTokens(rows, self.num_tokens[rows], self._num_uses[rows])
+
+    def are_here(self, expected: ExpectedTokens) -> np.ndarray:
+        """[n] bool, whether the sequences are still in their rows."""
+        return self._num_uses[expected.rows] == expected.num_uses
+
+    def accept_draft(self, rows: np.ndarray) -> None:
+        """Record that the token that was sampled last for each of the rows is the draft token that was computed after it."""
+        self.num_computed_tokens[rows] += 1
+
+    def take_back(self, rows: np.ndarray) -> None:
+        """Forget the token that was sampled last for each of the rows, behind a draft token."""
+        self.num_tokens[rows] -= 1
+        self._num_known_tokens[rows] -= 1
+        self.num_computed_tokens[rows] -= 1
 
     def learn_tokens(self, expected: ExpectedTokens, token_ids: np.ndarray) -> np.ndarray:
         """Store sampled tokens. Tokens of sequences that are no longer in their rows are dropped.
@@ -122,7 +149,7 @@ class InputBatch:
         Returns:
             [n] bool, whether the sequence is still in its row.
         """
-        here = self._num_uses[expected.rows] == expected.num_uses
+        here = self.are_here(expected)
         rows, positions = expected.rows[here], expected.positions[here]
         self.token_ids[rows, positions] = token_ids[here]
         self._num_known_tokens[rows] = positions + 1
@@ -145,6 +172,8 @@ class InputBatch:
         request_ids = list(scheduled.num_scheduled_tokens)
         rows = np.fromiter((self._row_of[request_id] for request_id in request_ids), np.int64, len(request_ids))
         lengths = np.fromiter(scheduled.num_scheduled_tokens.values(), np.int64, len(request_ids))
+        num_drafts = self._put_drafts(request_ids, rows, scheduled.draft_token_ids)
+        lengths += num_drafts
         starts = self.num_computed_tokens[rows]
         query_start_loc = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(lengths, out=query_start_loc[1:])
@@ -155,8 +184,8 @@ class InputBatch:
         ends = starts + lengths
         token_ids = self.token_ids[token_rows, positions].astype(np.int64)
         token_sources = None
-        if (ends > self._num_known_tokens[rows]).any():
-            is_unknown = positions >= self._num_known_tokens[token_rows]
+        if (ends - num_drafts > self._num_known_tokens[rows]).any():
+            is_unknown = (positions >= self._num_known_tokens[token_rows]) & (positions < self.num_tokens[token_rows])
             token_ids[is_unknown] = 0  # the array is not initialised there
             token_sources = np.where(is_unknown, token_rows, -1)
         num_used_blocks = int(-(-ends.max() // self._block_size))
@@ -174,9 +203,22 @@ class InputBatch:
                 key_end=self._key_end(rows, query_start_loc, positions),
             ),
             axis_positions=self._gather_axis_positions(rows, query_start_loc, positions),
-            samples=ends == self.num_tokens[rows],
+            samples=ends - num_drafts == self.num_tokens[rows],
+            num_drafts=num_drafts,
+            draft_token_ids=scheduled.draft_token_ids,
             token_sources=token_sources,
         )
+
+    def _put_drafts(self, request_ids: list[str], rows: np.ndarray, draft_token_ids: dict[str, list[int]]) -> np.ndarray:
+        """Write draft tokens behind the tokens of their sequences; returns the number for each of the rows, [n] int64."""
+        num_drafts = np.zeros(len(rows), np.int64)
+        if draft_token_ids:
+            for index, request_id in enumerate(request_ids):
+                drafts = draft_token_ids.get(request_id, ())
+                start = self.num_tokens[rows[index]]
+                self.token_ids[rows[index], start : start + len(drafts)] = drafts
+                num_drafts[index] = len(drafts)
+        return num_drafts
 
     def _key_end(self, rows: np.ndarray, query_start_loc: np.ndarray, positions: np.ndarray) -> np.ndarray | None:
         """[num_tokens] one past the last key that each token attends to; None if that is its own key for all tokens."""
@@ -209,5 +251,5 @@ class InputBatch:
         return gathered
 
     def advance(self, inputs: StepInputs) -> None:
-        """Record that the tokens of a step were computed."""
-        self.num_computed_tokens[inputs.rows] = inputs.metadata.seq_lens
+        """Record that the tokens of a step were computed, without its draft tokens, which may be wrong."""
+        self.num_computed_tokens[inputs.rows] = inputs.metadata.seq_lens - inputs.num_drafts

@@ -22,6 +22,8 @@ class ModelOutput:
     inputs: StepInputs | None = None
     #: [n, vocab_size] of the last token of each sequence that samples and, with `prompt_lines`, of prompt tokens.
     logits: torch.Tensor | None = None
+    #: [num_draft_tokens, vocab_size] of the draft tokens, in the order of the batch; None if there are none.
+    draft_logits: torch.Tensor | None = None
     #: For each line of the logits, the flat index of its token [n] and the index of its sequence in the batch [n]; None if all are
     #: last tokens.
     prompt_lines: tuple[np.ndarray, np.ndarray] | None = None
@@ -45,6 +47,8 @@ class LaunchedStep:
     samples: list[StepSample] = field(default_factory=list)
     #: Samples the sequences whose rules need the tokens of the step before; None if there are none (left).
     later: Callable[[], StepSample] | None = None
+    #: Verifies the draft tokens, given the result without them; None if there are none.
+    verify: Callable[[StepResult], None] | None = None
     #: As in ModelOutput.
     wait: Callable[[], None] | None = None
 
@@ -72,6 +76,8 @@ class LaunchedStep:
         result.pooled = {request_id: tensor.cpu().numpy() for request_id, tensor in self.pooled.items()}
         for sample in self.samples:
             sample.collect(result)
+        if self.verify is not None:
+            self.verify(result)
         result.errors.update(self.errors)
         return result
 

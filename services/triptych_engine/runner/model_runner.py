@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,14 +14,12 @@ from triptych_engine.runner.constraint_cache import constraint_cache
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cuda.graphed_decode import CudaRecorder, GraphedDecode, Recorder, record_decode
 from triptych_engine.runner.input_batch import InputBatch, StepInputs
-from triptych_engine.runner.launched_step import LaunchedStep, ModelOutput, StepSample
+from triptych_engine.runner.launched_step import LaunchedStep, ModelOutput
 from triptych_engine.runner.media_inputs import MediaInputs, PlacedSlice
 from triptych_engine.runner.model.loader import LoadedModel
 from triptych_engine.runner.pooling.pooler import Pooler
-from triptych_engine.runner.sampling.choice import SamplingMetadata
 from triptych_engine.runner.sampling.prompt_logprobs import PromptLogprobs
-from triptych_engine.runner.sampling.rules.token_rules import TokenRules
-from triptych_engine.runner.sampling.sampler import Sampler
+from triptych_engine.runner.step_sampler import StepSampler
 from triptych_engine.runner.transfer import HostToDevice, check_device, end_of_work
 from triptych_engine.runner.warm_up import WarmUp
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
@@ -67,10 +64,10 @@ class ModelRunner:
         self._errors: dict[str, str] = {}  # request_id -> why it cannot be computed; of the current step
         self._batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size)
         self._transfer = HostToDevice(config.device)
-        self._newest_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=config.device)  # [rows]
-        self._sampler = Sampler(config.max_num_seqs, config.device, parts.kernels)
         self.constraints = constraint_cache(config.model_path, self._model.vocab_size)
-        self._rules = TokenRules(config.max_num_seqs, self._batch, self.constraints, config.num_threads)
+        self._sampler = StepSampler(
+            config.max_num_seqs, config.device, self._batch, parts.kernels, self.constraints, config.num_threads
+        )
         self._prompt_logprobs = PromptLogprobs(config.max_num_seqs, self._batch, self._transfer)
 
     @property
@@ -114,10 +111,15 @@ class ModelRunner:
         inputs = self._batch.gather(scheduled)
         prompt_lines = self._prompt_logprobs.owners(inputs)
         wanted = inputs.last_tokens if prompt_lines is None else prompt_lines[0]
+        num_wanted, draft_logits = len(wanted), None
+        if scheduled.draft_token_ids:
+            wanted = np.concatenate([wanted, inputs.draft_tokens])
         logits = self._forward(inputs, wanted, self._place(inputs, scheduled) if scheduled.embeddings else [])
+        if scheduled.draft_token_ids:
+            logits, draft_logits = logits[:num_wanted], logits[num_wanted:]
         self._batch.advance(inputs)
         wait = end_of_work(self.config.device)
-        return ModelOutput(inputs, logits, prompt_lines, errors=self._errors, wait=wait)
+        return ModelOutput(inputs, logits, draft_logits, prompt_lines, errors=self._errors, wait=wait)
 
     @torch.inference_mode()
     def sample(self, output: ModelOutput) -> LaunchedStep:
@@ -132,7 +134,7 @@ class ModelRunner:
             (lines,) = self._transfer(np.flatnonzero(np.isin(wanted, inputs.last_tokens)))
             logits = logits[lines]
         if len(logits):
-            self._sample(step, inputs, logits)
+            self._sampler.launch(step, inputs, logits, output.draft_logits)
         return step
 
     def execute(self, scheduled: SchedulerOutput) -> StepResult:
@@ -156,11 +158,9 @@ class ModelRunner:
             row = self._batch.remove(request_id)
             if row is not None:
                 self._sampler.remove(row)
-                self._rules.remove(row)
         for sequence in scheduled.new:
             row = self._batch.add(sequence, self._axis_positions(sequence))
-            self._sampler.add(row, sequence.sampling, sequence.token_ids, sequence.num_prompt_tokens)
-            self._rules.add(row, sequence.sampling)
+            self._sampler.add(row, sequence)
             self._prompt_logprobs.add(row, sequence.sampling)
         for request_id, block_ids in scheduled.new_block_ids.items():
             self._batch.add_blocks(self._batch.row(request_id), block_ids)
@@ -199,43 +199,12 @@ class ModelRunner:
             arrays.append(inputs.token_sources)
         token_ids, position_ids, logits_indices, *sources = self._transfer(*arrays)
         for source in sources:
-            token_ids = torch.where(source >= 0, self._newest_tokens[source.clamp(min=0)], token_ids)
+            token_ids = torch.where(source >= 0, self._sampler.newest_tokens[source.clamp(min=0)], token_ids)
         arguments = (position_ids, logits_indices, self._backend)
         if self._media is None or not as_embeddings:
             return self._model.forward(token_ids, *arguments)
         with self._media.adding(slices):
             return self._model.forward(token_ids, *arguments, inputs_embeds=self._media.embed(token_ids, slices))
-
-    def _sample(self, step: LaunchedStep, inputs: StepInputs, logits: torch.Tensor) -> None:
-        """Launch the sampling of all lines, except those whose rules need tokens that are not known yet: they are sampled later."""
-        indices = np.flatnonzero(inputs.samples)
-        waits = self._rules.must_wait(inputs.rows[indices])
-        if not waits.any():
-            step.samples.append(self._sampling_of(inputs, indices)(logits))
-            return
-        now, later = np.flatnonzero(~waits), np.flatnonzero(waits)
-        lines, later_lines = self._transfer(now, later)
-        if len(now):
-            step.samples.append(self._sampling_of(inputs, indices[now])(logits[lines]))
-        launch = self._sampling_of(inputs, indices[later])
-        step.later = lambda: launch(logits[later_lines])
-
-    def _sampling_of(self, inputs: StepInputs, indices: np.ndarray) -> Callable[[torch.Tensor], StepSample]:
-        """What launches the sampling of sequences of the step, given their logits. It may be called later. The sequences expect
-        their tokens from now on."""
-        rows = inputs.rows[indices]
-        positions = self._batch.num_tokens[rows] - self._batch.num_prompt_tokens[rows]
-        request_ids = [inputs.request_ids[index] for index in indices.tolist()]
-        expected = self._batch.expect_tokens(rows)
-
-        @torch.inference_mode()
-        def launch(logits: torch.Tensor) -> StepSample:
-            pending = self._sampler.sample(logits, SamplingMetadata(rows, positions, self._rules.of_step(rows)))
-            (on_device,) = self._transfer(rows)
-            self._newest_tokens.index_copy_(0, on_device, pending.token_ids)
-            return StepSample(request_ids, pending, self._batch, expected, self._rules)
-
-        return launch
 
     # -- start -------------------------------------------------------------------------------------------------------------
 
@@ -292,7 +261,7 @@ class ModelRunner:
         return record_decode(
             self._model,
             self._backend,
-            self._newest_tokens,
+            self._sampler.newest_tokens,
             recorder,
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,

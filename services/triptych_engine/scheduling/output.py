@@ -57,6 +57,9 @@ class SchedulerOutput:
     #: request_id -> maximum number of tokens that the step may return, for sequences whose last known token it computes. If that
     #: is more than one, there are blocks for all but the last of them.
     max_new_tokens: dict[str, int] = field(default_factory=dict)
+    #: request_id -> guesses of the tokens after its last known one, which the step computes too. Those up to the first wrong one
+    #: are returned, and one token after them.
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
     #: Sequences to drop before this step: they have ended or were preempted since the last one.
     dropped: list[str] = field(default_factory=list)
     #: request_id -> embeddings that replace some of its scheduled tokens.
@@ -67,6 +70,10 @@ class SchedulerOutput:
     num_prompt_tokens: int = 0
     #: Media of at least one request are being encoded or fetched.
     awaits_embeddings: bool = False
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return sum(map(len, self.draft_token_ids.values()))
 
     @property
     def is_empty(self) -> bool:

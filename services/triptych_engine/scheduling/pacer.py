@@ -69,6 +69,10 @@ class StepPacer:
         """
         return self._regimes[encoding].prompt_tokens(num_decoding, num_prompts, beginning)
 
+    def costs(self, *, encoding: bool = False) -> StepCosts:
+        """The costs of steps as they are now."""
+        return self._regimes[encoding].costs
+
     def observe(self, num_decoding: int, num_prompt_tokens: int, step_s: float, *, encoding: bool = False) -> None:
         """Correct the costs with the measured duration of a step. Durations that cannot be are ignored."""
         if _SHORTEST_S < step_s < math.inf and num_decoding + num_prompt_tokens:
@@ -85,8 +89,12 @@ class _Regime:
         self._tokens_per_s: float | None = None  # of the last step with more than a few prompt tokens
         self._until_probe = _FIRST_PROBE
 
+    @property
+    def costs(self) -> StepCosts:
+        return self._estimate.costs
+
     def prompt_tokens(self, num_decoding: int, num_prompts: int, beginning: bool) -> int:
-        costs, least = self._estimate.costs, self._min_prompt_tokens
+        costs, least = self.costs, self._min_prompt_tokens
         decoding_s = costs.step_s(num_decoding)
         # A step longer than max_step_s is wanted only if steps have shown that decoding takes so long.
         shown_s = min(decoding_s, *self._small_steps_s)

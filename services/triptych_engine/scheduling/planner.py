@@ -23,6 +23,7 @@ from triptych_engine.scheduling.prompt_policy import (
     SettleReservation,
 )
 from triptych_engine.scheduling.request import FinishReason, Request
+from triptych_engine.scheduling.speculation.drafter import Drafter
 from triptych_engine.scheduling.states import RequestStates
 from triptych_engine.scheduling.step_plan import Reservation, StepPlan
 from triptych_engine.scheduling.tenant_reserve import TenantReserve
@@ -36,7 +37,7 @@ class StepPlanner:
         kv_cache: gives blocks to requests that grow.
         needs: knows which embeddings are here.
         gate: knows which tokens can be computed with them.
-        max_num_seqs, max_num_batched_tokens, max_new_tokens, can_chunk, pacer: see `Scheduler`.
+        max_num_seqs, max_num_batched_tokens, can_chunk, pacer, drafter: see `Scheduler`.
     """
 
     def __init__(
@@ -48,16 +49,17 @@ class StepPlanner:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        max_new_tokens: int,
         can_chunk: bool,
         pacer: StepPacer | None,
+        drafter: Drafter | None,
     ) -> None:
         self._states, self._kv_cache, self._needs, self._gate = states, kv_cache, needs, gate
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._max_new_tokens = max_new_tokens
         self._can_chunk = can_chunk
-        self._pacer = pacer
+        self._pacer, self._drafter = pacer, drafter
+        self._step_drafter: Drafter | None = None  # in the step that is being planned
+        self._had_prompts = False  # in the last step
         self._reserve = TenantReserve(states, kv_cache, max_num_seqs)
         self._prompts = PromptPolicy(states, kv_cache, gate, self._reserve, max_num_seqs)
         self._steps_decoding = 0  # consecutive, including the last planned step
@@ -100,6 +102,7 @@ class StepPlanner:
         for decision in self._prompts.decide(plan, may_admit=may_admit, shortest_first=self._shortest_first):
             self._carry_out(plan, decision)
         self._reservation = plan.next_reservation
+        self._had_prompts = plan.output.num_prompt_tokens > 0
         return plan
 
     def park_unless_ready(self, request: Request) -> None:
@@ -119,6 +122,10 @@ class StepPlanner:
                 beginning = self._steps_decoding <= BEGINNING_STEPS or self._has_resuming
                 paced = self._pacer.prompt_tokens(num_decoding, num_prompts, beginning=beginning, encoding=awaits_embeddings)
                 max_prompt_tokens = min(max_prompt_tokens, paced)
+        drafter, self._step_drafter = self._drafter, None
+        if drafter is not None and num_decoding:
+            may_pay = drafter.begin_step(num_decoding, had_prompts=self._had_prompts, encoding=awaits_embeddings)
+            self._step_drafter = drafter if may_pay else None
         return StepPlan(self._gate, self._max_num_batched_tokens, max_prompt_tokens, self._reservation, can_chunk=self._can_chunk)
 
     @property
@@ -143,25 +150,25 @@ class StepPlanner:
             try:
                 if not request.decodes or not plan.chunk(request, request.num_scheduled_tokens):
                     continue
-                new_blocks, max_new_tokens = self._kv_cache.grow(request), 1
-                if self._max_new_tokens > 1:
-                    max_new_tokens += self._grow_ahead(plan, request, new_blocks)
+                new_blocks = self._kv_cache.grow(request)
+                drafts = [] if self._step_drafter is None else self._draft(self._step_drafter, plan, request, new_blocks)
                 if new_blocks:
                     plan.output.new_block_ids[request.request_id] = new_blocks
-                plan.put(request, 1, max_new_tokens)
+                plan.put(request, 1, drafts)
             except Exception as error:
                 self._fail(plan, request, error)
 
-    def _grow_ahead(self, plan: StepPlan, request: Request, new_blocks: list[int]) -> int:
-        """How many tokens after the next one the step may return for a request. Adds the blocks for them to `new_blocks`."""
-        num_ahead = min(self._max_new_tokens, request.max_num_tokens - request.num_tokens, plan.room) - 1
-        if num_ahead <= 0:
-            return 0
-        # Each of the other requests may need a block for its next token.
-        num_spare_blocks = self._kv_cache.pool.num_free_blocks - len(self._states.running)
-        num_ahead, blocks = self._kv_cache.grow_ahead(request, num_ahead, num_spare_blocks)
+    def _draft(self, drafter: Drafter, plan: StepPlan, request: Request, new_blocks: list[int]) -> list[int]:
+        """Draft tokens for a request. Adds the blocks for them to `new_blocks`."""
+        # Each of the other requests may need a place in the step, and a block for its next token.
+        num_others = len(self._states.running)
+        most = min(request.max_num_tokens - request.num_tokens - 1, plan.free_room - num_others)
+        drafts = drafter.propose(request, most) if most > 0 else []
+        if not drafts:
+            return []
+        num_drafts, blocks = self._kv_cache.grow_ahead(request, len(drafts), self._kv_cache.pool.num_free_blocks - num_others)
         new_blocks += blocks
-        return num_ahead
+        return drafts[:num_drafts]
 
     def _carry_out(self, plan: StepPlan, decision: Decision) -> None:
         match decision:

@@ -144,6 +144,8 @@ class Request:
     pooled: np.ndarray | None = None
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    #: What the drafter knows of it.
+    drafting: object = None
     #: Log probabilities of the prompt, collected chunk by chunk until they are sent with the first output token; then None.
     prompt_logprobs: list[TokenLogprobs] | None = field(default_factory=list)
     first_scheduled_time: float | None = None

@@ -28,6 +28,7 @@ from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput, S
 from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.planner import StepPlanner
 from triptych_engine.scheduling.request import FinishReason, Request, RequestStatus
+from triptych_engine.scheduling.speculation.drafter import Drafter
 from triptych_engine.scheduling.states import RequestStates
 from triptych_engine.scheduling.statistics import StepStatistics
 
@@ -41,10 +42,10 @@ class Scheduler:
         max_num_batched_tokens: token budget of a step.
         max_waiting: requests that may wait; further ones are refused.
         max_model_len: longest sequence, prompt and output together, in tokens.
-        max_new_tokens: maximum number of tokens that the executor may return for a decoding request in one step.
         max_embeddings: maximum number of embeddings that are held or being fetched.
         can_chunk: prompts may be divided among steps. If not, a step must have room for the longest one.
         pacer: limits the prompt tokens of steps in which requests decode; without it only the token budget does.
+        drafter: proposes tokens that a step verifies, so that it may bring several for a request.
     """
 
     def __init__(
@@ -55,10 +56,10 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_waiting: int,
         max_model_len: int,
-        max_new_tokens: int = 1,
         max_embeddings: int = 0,
         can_chunk: bool = True,
         pacer: StepPacer | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.kv_cache = kv_cache
         self._max_num_seqs, self._max_waiting, self._max_model_len = max_num_seqs, max_waiting, max_model_len
@@ -80,11 +81,11 @@ class Scheduler:
             self._gate,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            max_new_tokens=max_new_tokens,
             can_chunk=can_chunk,
             pacer=pacer,
+            drafter=drafter,
         )
-        self._pacer = pacer
+        self._pacer, self._drafter = pacer, drafter
         self._num_steps = 0
         self._failed: list[SequenceOutput] = []  # of requests that failed while a step was scheduled
         self.num_generated_tokens = 0
@@ -222,7 +223,9 @@ class Scheduler:
         """Learn how long a step took."""
         self.statistics.completed(scheduled, step_s)
         if self._pacer is not None and scheduled.num_scheduled_tokens:
-            self._pacer.observe(scheduled.num_decoding, scheduled.num_prompt_tokens, step_s, encoding=scheduled.awaits_embeddings)
+            # A draft token costs about what a sequence more does: its layers and its logits.
+            num_decoding = scheduled.num_decoding + scheduled.num_draft_tokens
+            self._pacer.observe(num_decoding, scheduled.num_prompt_tokens, step_s, encoding=scheduled.awaits_embeddings)
 
     def update_from_output(self, scheduled: SchedulerOutput, result: StepResult) -> list[SequenceOutput]:
         """Process the result of a step; returns an output for each request that got tokens, failed or ended.
@@ -266,6 +269,10 @@ class Scheduler:
         token_ids = result.token_ids[request_id]
         if not 0 < len(token_ids) <= scheduled.max_new_tokens:
             raise AssertionError(f"the step brought {len(token_ids)} tokens instead of 1 to {scheduled.max_new_tokens}")
+        if scheduled.max_new_tokens > 1 and self._drafter is not None:
+            num_drafts, num_accepted = scheduled.max_new_tokens - 1, len(token_ids) - 1
+            self._drafter.observe(request, num_drafts, num_accepted)
+            self.statistics.drafted(num_drafts, num_accepted)
         num_before = len(request.token_ids)
         reason: FinishReason | None = FinishReason.LENGTH
         if request.first_token_time is None:

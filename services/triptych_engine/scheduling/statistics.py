@@ -24,6 +24,8 @@ class StepStatistics:
         self.step = Histogram(GAP_SECONDS)
         self.batch_size = Histogram(SIZES)
         self.step_tokens = Histogram(TOKENS)
+        #: Draft tokens that steps verified, and those of them that were right.
+        self.num_draft_tokens = self.num_accepted_tokens = 0
 
     def admitted(self, request: Request) -> None:
         """Count the wait of a request that has just got its blocks, unless it had been running before."""
@@ -35,7 +37,12 @@ class StepStatistics:
         if scheduled.num_scheduled_tokens:
             self.step.observe(step_s)
             self.batch_size.observe(len(scheduled.num_scheduled_tokens))
-            self.step_tokens.observe(sum(scheduled.num_scheduled_tokens.values()))
+            self.step_tokens.observe(sum(scheduled.num_scheduled_tokens.values()) + scheduled.num_draft_tokens)
+
+    def drafted(self, num_draft_tokens: int, num_accepted: int) -> None:
+        """Count the draft tokens of a sequence in one step."""
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted_tokens += num_accepted
 
 
 class RequestStatistics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triptych_engine.media.gate import MediaGate
@@ -48,6 +49,11 @@ class StepPlan:
     def is_full(self) -> bool:
         return self.room <= 0
 
+    @property
+    def free_room(self) -> int:
+        """Tokens that may be added without using what is reserved."""
+        return self.room if self.reservation is None else self.room - self.reservation.num_tokens
+
     def chunk(self, request: Request, start: int) -> int:
         """How many tokens of the request from `start` on to compute now; 0 when it waits for embeddings or for room."""
         num_left = request.num_tokens - start
@@ -77,16 +83,15 @@ class StepPlan:
 
     # -- changes --------------------------------------------------------------------------------------------------------------
 
-    def put(self, request: Request, num_tokens: int, max_new_tokens: int = 1) -> None:
+    def put(self, request: Request, num_tokens: int, draft_token_ids: Sequence[int] = ()) -> None:
         """Add the request's next tokens to the step. The request must have blocks for them.
 
         Args:
-            max_new_tokens: tokens that the step may return, if the request's last known token is among those added.
+            draft_token_ids: guesses of what follows, to verify. The request's last known token must be among those added.
         """
         output, request_id, start = self.output, request.request_id, request.num_scheduled_tokens
         num_left = request.num_tokens - start
-        if num_tokens < num_left:
-            max_new_tokens = 0
+        max_new_tokens = 0 if num_tokens < num_left else 1
         if start < request.media.end and (slices := self._gate.slices(request, start, num_tokens)):
             output.embeddings[request_id] = slices
         if num_left == 1:
@@ -97,7 +102,10 @@ class StepPlan:
         self.room -= num_tokens
         output.num_scheduled_tokens[request_id] = num_tokens
         if max_new_tokens:
-            self.room -= max_new_tokens - 1
+            if draft_token_ids:
+                max_new_tokens += len(draft_token_ids)
+                self.room -= len(draft_token_ids)
+                output.draft_token_ids[request_id] = list(draft_token_ids)
             output.max_new_tokens[request_id] = max_new_tokens
         self.scheduled[request] = ScheduledRequest(request, num_tokens, max_new_tokens)
 
@@ -110,7 +118,8 @@ class StepPlan:
         """Remove everything of a request from the step."""
         output, request_id = self.output, request.request_id
         output.new = [sequence for sequence in output.new if sequence.request_id != request_id]
-        for mapping in (output.num_scheduled_tokens, output.max_new_tokens, output.new_block_ids, output.embeddings):
+        tokens = output.num_scheduled_tokens, output.max_new_tokens, output.draft_token_ids
+        for mapping in (*tokens, output.new_block_ids, output.embeddings):
             mapping.pop(request_id, None)
         self.scheduled.pop(request, None)
 

@@ -79,6 +79,17 @@ async def more_tokens_than_blocks() -> Run:
         return Run([before, snapshot(engine.metrics.families())], {"preemptions": num_preemptions})
 
 
+async def four_drafts_per_step() -> Run:
+    """Nine tokens: one with the prompt, one after it, then four drafts, and one. All are right."""
+    async with an_engine(num_drafts=4) as engine:
+        before = snapshot(engine.metrics.families())
+        counts = iter([1, 1, 5, 2])
+        engine.runner.num_new_tokens = lambda most: next(counts)
+        await generate(engine.stub, a_message("r", max_tokens=9))
+        await engine.core_turn()
+        return Run([before, snapshot(engine.metrics.families())])
+
+
 async def bad_ends() -> Run:
     """A request that fails in a step, one that is refused, and one that is aborted."""
     async with an_engine() as engine:
@@ -216,6 +227,10 @@ CASES = [
     *several(the_same_prompt_twice, ALIASES, **ALIAS),
     *several(the_same_prompt_twice, {f"{PREFIX}_requests": 2}, finish_reason="length"),
     *several(the_same_prompt_twice, {"vllm:request_success": 2}, finished_reason="length", **ALIAS),
+    *several(four_drafts_per_step, {f"{PREFIX}_draft_tokens": 5, f"{PREFIX}_accepted_tokens": 5}),
+    *several(
+        four_drafts_per_step, {"vllm:spec_decode_num_draft_tokens": 5, "vllm:spec_decode_num_accepted_tokens": 5}, **ALIAS
+    ),
     *several(more_tokens_than_blocks, {f"{PREFIX}_preemptions": "preemptions"}),
     *several(more_tokens_than_blocks, {"vllm:num_preemptions": "preemptions"}, **ALIAS),
     *several(bad_ends, {f"{PREFIX}_requests": 1}, finish_reason="abort"),

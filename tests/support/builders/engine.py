@@ -68,6 +68,22 @@ def a_media_request(
     return request
 
 
+class FixedDrafter:
+    """Proposes so many tokens for each request. Which of them are right is decided by the fake executor."""
+
+    def __init__(self, num_drafts: int) -> None:
+        self._num_drafts = num_drafts
+
+    def begin_step(self, num_decoding: int, *, had_prompts: bool, encoding: bool) -> bool:
+        return True
+
+    def propose(self, request: Request, most: int) -> list[int]:
+        return [0] * min(self._num_drafts, most)
+
+    def observe(self, request: Request, num_draft_tokens: int, num_accepted: int) -> None:
+        assert 0 <= num_accepted <= num_draft_tokens
+
+
 def a_scheduler(
     num_blocks: int = 64,
     block_size: int = 4,
@@ -76,7 +92,7 @@ def a_scheduler(
     max_num_batched_tokens: int = 32,
     max_waiting: int = 1000,
     max_model_len: int = 256,
-    max_new_tokens: int = 1,
+    num_drafts: int = 0,
     max_embeddings: int = 1000,
     enable_prefix_caching: bool = True,
     pacer: StepPacer | None = None,
@@ -87,9 +103,9 @@ def a_scheduler(
         max_num_batched_tokens=max_num_batched_tokens,
         max_waiting=max_waiting,
         max_model_len=max_model_len,
-        max_new_tokens=max_new_tokens,
         max_embeddings=max_embeddings,
         pacer=pacer,
+        drafter=FixedDrafter(num_drafts) if num_drafts else None,
     )
 
 

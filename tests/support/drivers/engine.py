@@ -16,6 +16,7 @@ from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import Request, TokenLogprobs
 from triptych_engine.scheduling.scheduler import Scheduler
+from triptych_engine.scheduling.speculation.drafter import Drafter
 
 
 @dataclass
@@ -55,13 +56,21 @@ class EngineDriver:
         self.runner.allocate_cache()
         self.executor = InProcessExecutor(self.config, self.runner)
 
-    def scheduler(self, *, max_num_batched_tokens: int = 2048, num_blocks: int | None = None, caching: bool = True) -> Scheduler:
+    def scheduler(
+        self,
+        *,
+        max_num_batched_tokens: int = 2048,
+        num_blocks: int | None = None,
+        caching: bool = True,
+        drafter: Drafter | None = None,
+    ) -> Scheduler:
         return Scheduler(
             KVCacheManager(num_blocks or self.num_blocks, self.config.block_size, caching),
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=10_000,
             max_model_len=self.config.max_model_len,
+            drafter=drafter,
         )
 
     def run(

@@ -172,6 +172,7 @@ class FakeRunner:
             assert end <= sequence.num_tokens, "more tokens than there are"
             most = scheduled.max_new_tokens.get(request_id, 0)
             assert (most > 0) == (end == sequence.num_tokens), "it samples where the last token is computed"
+            assert max(0, most - 1) == len(scheduled.draft_token_ids.get(request_id, ())), "one token more than drafts"
             step.chunks.append((sequence, start, end))
             ahead = range(start, end + max(0, most - 1))
             step.written.update(sequence.blocks[position // self._block_size] for position in ahead)

@@ -47,7 +47,7 @@ _REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "hf_overrides": ((None,), "the model's configuration is taken as it is"),
     "hf_token": ((None,), "set HF_TOKEN in the environment"),
     "enable_lora": ((None, False), "there are no LoRA adapters"),
-    "speculative_config": ((None,), "there is no speculative decoding"),
+    "speculative_config": ((None,), "no draft model is used; prompt lookup (vLLM's ngram) is on by itself where it pays"),
     "compilation_config": ((None,), "models are not compiled"),
     "disable_custom_all_reduce": ((None, False, True), _ONE_DEVICE),
     "disable_log_stats": ((None, False, True), "there are no logged statistics"),

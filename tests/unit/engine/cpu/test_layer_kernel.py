@@ -17,8 +17,9 @@ from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer
 from triptych_engine.runner.cpu.decoder.layer_kernel import LayerKernel
 from triptych_engine.runner.cpu.kernels import LINEAR_METHODS, CpuKernels
 from triptych_engine.runner.cpu.linear import packing
+from triptych_engine.runner.input_batch import StepInputs
+from triptych_engine.runner.launched_step import LaunchedStep
 from triptych_engine.runner.model_runner import ModelRunner
-from triptych_engine.runner.sampling.choice import SamplingMetadata
 
 _SHAPE = {
     "vocab_size": 97, "hidden_size": 40, "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -44,15 +45,15 @@ def _logits(path: Path, dtype: torch.dtype, *, whole: bool, quantization: str = 
         if not whole:
             layer.kernel = runner._model.decoder = None
     seen: list[torch.Tensor] = []
-    sample = runner._sampler.sample
+    launch = runner._sampler.launch
 
-    def noting(logits: torch.Tensor, metadata: SamplingMetadata):
+    def noting(step: LaunchedStep, inputs: StepInputs, logits: torch.Tensor, draft_logits: None) -> None:
         seen.append(logits.clone())
         forced = torch.zeros_like(logits)  # the same tokens whatever the rounding
         forced[:, 3 + 7 * len(seen) % 90] = 1.0
-        return sample(forced, metadata)
+        launch(step, inputs, forced, draft_logits)
 
-    runner._sampler.sample = noting
+    runner._sampler.launch = noting
     scheduler = a_scheduler(block_size=16, max_num_batched_tokens=16)
     for name, length in (("a", 21), ("b", 1), ("c", 9)):
         scheduler.add(a_request(name, [3 + (7 * i + length) % 90 for i in range(length)], max_tokens=12))

@@ -26,7 +26,7 @@ def pickled(output: SchedulerOutput) -> bytes:
 
 
 def test_a_scheduler_output_is_the_same_after_a_journey_and_holds_no_request():
-    scheduler, runner = a_scheduler(num_blocks=12, max_new_tokens=3, max_num_batched_tokens=64), FakeRunner()
+    scheduler, runner = a_scheduler(num_blocks=12, num_drafts=2, max_num_batched_tokens=64), FakeRunner()
     scheduler.add(a_request("text", list(range(10)), max_tokens=12))
     scheduler.add(a_request("other", list(range(20, 29)), max_tokens=12, logit_bias={3: 1.0}))
     scheduler.add(a_media_request("picture", [1, (b"cat", (6,)), 2], max_tokens=12))

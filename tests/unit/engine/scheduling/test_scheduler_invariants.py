@@ -40,7 +40,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         bidirectional=st.sampled_from(Bidirectional),
         paced=st.booleans(),
         max_in_flight=st.sampled_from([0, 1, 1, 2]),
-        max_new_tokens=st.sampled_from([1, 1, 2, 5]),
+        num_drafts=st.sampled_from([0, 0, 1, 4]),
     )
     def start(
         self,
@@ -53,7 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         bidirectional: Bidirectional,
         paced: bool,
         max_in_flight: int,
-        max_new_tokens: int,
+        num_drafts: int,
     ) -> None:
         self.max_in_flight = max_in_flight  # steps that are left to run while the next is scheduled
         self.in_flight: deque[SchedulerOutput] = deque()
@@ -64,7 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=budget,
             max_waiting=max_waiting,
             max_model_len=64,
-            max_new_tokens=max_new_tokens,
+            num_drafts=num_drafts,
             enable_prefix_caching=caching,
             max_embeddings=max_embeddings,
             # About two prompt tokens beside each one that decodes.

@@ -15,7 +15,7 @@ class Loop:
     """The step loop over a fake executor, step by step on this thread."""
 
     def __init__(self, max_new_tokens: int, *, async_scheduling: bool = True, num_blocks: int = 64) -> None:
-        self.scheduler, self.runner = a_scheduler(num_blocks, max_new_tokens=max_new_tokens), FakeRunner()
+        self.scheduler, self.runner = a_scheduler(num_blocks, num_drafts=max_new_tokens - 1), FakeRunner()
         self.outputs: list[SequenceOutput] = []
         self.core = EngineCore(
             self.scheduler,

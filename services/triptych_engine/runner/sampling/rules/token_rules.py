@@ -1,7 +1,7 @@
 """Rules that depend on the output's tokens, on the host: constraints and bad token sequences.
 
 A step may be launched before the tokens of the step before it are known. The lines of rows with rules are then sampled later than
-the others, when their tokens are known (ModelRunner.sample). Lines without rules never wait for them.
+the others, when their tokens are known (StepSampler.launch). Lines without rules never wait for them.
 """
 
 from __future__ import annotations
