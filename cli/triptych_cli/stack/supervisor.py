@@ -86,6 +86,8 @@ class _Service:
     #: Keeps it running.
     task: asyncio.Task[None] | None = None
     has_been_ready: asyncio.Event = field(default_factory=asyncio.Event)
+    #: The process that runs now was ready.
+    is_ready: bool = False
     is_left_out: asyncio.Event = field(default_factory=asyncio.Event)
     #: Of one that was left out.
     last_lines: list[str] = field(default_factory=list)
@@ -203,7 +205,7 @@ class Supervisor:
             finally:
                 readiness.cancel()
                 await asyncio.gather(readiness, return_exceptions=True)
-            service.child = None
+            service.child, service.is_ready = None, False
             if not service.has_been_ready.is_set() and self._can_do_without(service):
                 self._reporter.left_out(service.spec.name, describe_exit(code), child.last_lines)
                 service.last_lines = list(child.last_lines)
@@ -231,25 +233,24 @@ class Supervisor:
         self._reporter.died(name, how, last_lines)
         if num_too_many > 0:
             return min(num_too_many * RESTART_PAUSE_S, MAX_RESTART_PAUSE_S)
-        return TAKE_OVER_S if self._is_replaced(service) else 0.0
+        return TAKE_OVER_S if any(other.is_ready for other in self._replacements(service)) else 0.0
 
     def _can_do_without(self, service: _Service) -> bool:
         """Whether the other services are useful without it."""
-        return not service.spec.is_essential or self._is_replaced(service)
+        return not service.spec.is_essential or bool(self._replacements(service))
 
-    def _is_replaced(self, service: _Service) -> bool:
-        """Whether another service of its group is kept running."""
+    def _replacements(self, service: _Service) -> list[_Service]:
+        """The other services of its group that are kept running."""
         group = service.spec.group
-        return any(
-            other is not service and group and other.spec.group == group and not other.is_left_out.is_set()
-            for other in self._services
-        )
+        others = [other for other in self._services if group and other.spec.group == group and other is not service]
+        return [other for other in others if not other.is_left_out.is_set()]
 
     async def _await_ready(self, service: _Service) -> None:
         start_s = time.monotonic()
         while not await _is_ready(service.spec):  # noqa: ASYNC110 - another process has no event to wait for
             await asyncio.sleep(PROBE_INTERVAL_S)
         self._reporter.ready(service.spec.name, time.monotonic() - start_s)
+        service.is_ready = True
         service.has_been_ready.set()
 
     async def _report_all_ready(self, start_s: float) -> None:

@@ -27,6 +27,8 @@ _POOLING_FILES = ("modules.json", "sentence_bert_config.json", "1_Pooling/config
 #: Files that a service without weights needs.
 TOKENIZER_PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 WEIGHT_PATTERNS = (*TOKENIZER_PATTERNS, "*.safetensors")
+#: Folders with the same weights in other forms, as of gpt-oss. A pattern of files matches those in folders, too.
+_OTHER_FORMS = ("original/*", "metal/*")
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def _from_hub(model: str, patterns: tuple[str, ...]) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        path = Path(snapshot_download(model, allow_patterns=list(patterns)))
+        path = Path(snapshot_download(model, allow_patterns=list(patterns), ignore_patterns=list(_OTHER_FORMS)))
     except (HFValidationError, HfHubHTTPError, OSError) as error:
         raise StartupError(_hub_reason(model, error, constants.HF_HUB_CACHE)) from error
     if not (path / "config.json").is_file():

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 _PAGE = 2 << 20
 #: Small tensors, of up to a quarter of this size, share regions of this size.
-_REGION = 16 * _PAGE
+_REGION = 64 * _PAGE
 _ALIGNMENT = 64
 _HAS_ADVICE = hasattr(mmap, "MADV_HUGEPAGE")
 _MADV_POPULATE_WRITE = 23  # since Linux 5.14; Python's mmap lacks it, and its madvise would hold the GIL meanwhile

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ def load_quantized(path: Path, cls: type[PreTrainedModel], config: PretrainedCon
     model = empty_model(cls, config)
     source = _SafetensorsSource(path, quantization_of(config) or {})
     fill_model(model, source, modules, path)
-    source.check_all_read()
+    source.check_all_read(model._keys_to_ignore_on_load_unexpected or ())
     return model
 
 
@@ -123,9 +123,16 @@ class _SafetensorsSource:
     def is_tied(self, config: PretrainedConfig) -> bool:
         return bool(config.tie_word_embeddings)
 
-    def check_all_read(self) -> None:
-        """Raise UnsupportedModelError if the checkpoint has more than was read: it would be computed without that."""
+    def check_all_read(self, needless: Collection[str]) -> None:
+        """Raise UnsupportedModelError if the checkpoint has more than was read: it would be computed without that.
+
+        Args:
+            needless: patterns of names that the family leaves out.
+        """
         left = sorted(name for name in set(self._files) - self._read_names if not name.endswith(_NEEDLESS))
+        left = [name for name in left if not any(re.search(pattern, name) for pattern in needless)]
+        # AutoGPTQ gives every layer a bias.
+        left = [name for name in left if not name.endswith(".bias") or self._files[name].get_tensor(name).any()]
         if left:
             raise UnsupportedModelError(f"{self._path} has {len(left)} tensors that are not understood, e.g. {left[0]}")
 
@@ -138,7 +145,7 @@ class _SafetensorsSource:
             raise self._misfit(layer, tuple(packed.values.shape), shape)
         return packed.tensor(layer)
 
-    def experts(self, name: str, shape: ExpertsShape) -> list[ExpertWeights] | None:
+    def experts(self, name: str, shape: ExpertsShape) -> Iterator[ExpertWeights] | None:
         if f"{name}.gate_up_proj_blocks" in self._files:
             return self._mxfp4_experts(name, shape)
         if f"{name}.gate_up_proj" in self._files:
@@ -146,16 +153,21 @@ class _SafetensorsSource:
         if not any(key.startswith(f"{name}.0.gate_proj.") for key in self._files):
             why = f"is stored in another way than {name}.0.gate_proj and {name}.gate_up_proj_blocks"
             raise UnsupportedModelError(f"what {self._path} has of {name} {why}, which is not supported")
+        if self._packed(f"{name}.0.gate_proj") is None:  # `plain` joins them
+            return None
         inwards, outwards = (shape.inner, shape.hidden), (shape.hidden, shape.inner)
         sizes = (("gate_proj", inwards), ("up_proj", inwards), ("down_proj", outwards))
-        experts = []
-        for number in range(shape.num_experts):
+
+        def expert(number: int) -> ExpertWeights:
             gate, up, down = (self._expert(f"{name}.{number}.{part}", size) for part, size in sizes)
-            experts.append(ExpertWeights((gate, up), down))
-        return experts
+            return ExpertWeights((gate, up), down)
+
+        return map(expert, range(shape.num_experts))
 
     def plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
         tensor = self._read(name)
+        if tensor is None and len(shape) == 3:
+            tensor = self._plain_experts(name, shape[0])
         if tensor is None:
             return None
         if tuple(tensor.shape) != shape:
@@ -166,13 +178,25 @@ class _SafetensorsSource:
             )
         return tensor.float()
 
+    def _plain_experts(self, name: str, num_experts: int) -> torch.Tensor | None:
+        """A parameter with the weights of all experts, from those of each; None if they are not stored so."""
+        module, _, part = name.rpartition(".")
+        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(part, ())
+        names = [[f"{module}.{number}.{one}.weight" for one in parts] for number in range(num_experts)]
+        flat = [one for some in names for one in some]
+        if not flat or flat[0] not in self._files:
+            return None
+        if absent := [one for one in flat if one not in self._files]:
+            raise UnsupportedModelError(f"{absent[0]} is not in {self._path} as a plain weight; those of other experts are")
+        return torch.stack([torch.cat([self._read(one) for one in some]) for some in names])  # type: ignore[misc]
+
     def _expert(self, layer: str, shape: tuple[int, int]) -> QuantizedTensor:
         weight = self.quantized(f"{layer}.weight", shape)
         if weight is None:
             raise UnsupportedModelError(f"{layer} in {self._path} is not quantised; a layer's experts must all be")
         return weight
 
-    def _mxfp4_experts(self, name: str, shape: ExpertsShape) -> list[ExpertWeights]:
+    def _mxfp4_experts(self, name: str, shape: ExpertsShape) -> Iterator[ExpertWeights]:
         """As gpt-oss stores them: NAME.gate_up_proj_{blocks,scales,bias} and NAME.down_proj_{blocks,scales,bias} of all experts."""
 
         def weights(part: str, rows: int, columns: int) -> tuple[list[QuantizedTensor], torch.Tensor | None]:
@@ -182,6 +206,8 @@ class _SafetensorsSource:
                 stored = tuple(self._files[tensor].get_slice(tensor).get_shape()) if tensor in self._files else ()
                 if stored != expected:
                     raise self._misfit(tensor, stored, expected)
+                if self._files[tensor].get_slice(tensor).get_dtype() != "U8":
+                    raise UnsupportedModelError(f"{tensor} in {self._path} is not stored in bytes, which is not supported")
             self._read_names.update((blocks, exponents))
             source, scales = self._files[blocks].get_slice(blocks), self._files[exponents].get_tensor(exponents)
 
@@ -199,7 +225,7 @@ class _SafetensorsSource:
         down, down_bias = weights("down_proj", shape.hidden, shape.inner)
         none = [None] * shape.num_experts
         biases = zip(none if gate_up_bias is None else gate_up_bias, none if down_bias is None else down_bias, strict=True)
-        return [ExpertWeights((both,), one, *bias) for both, one, bias in zip(gate_up, down, biases, strict=True)]
+        return (ExpertWeights((both,), one, *bias) for both, one, bias in zip(gate_up, down, biases, strict=True))
 
     def _packed(self, layer: str) -> PackedWeight | FloatWeight | None:
         def read(part: str) -> torch.Tensor | None:

@@ -9,13 +9,25 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
 
 from triptych_engine.runner.quantization.tensor import QuantizedTensor
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
+
+class Activation(Protocol):
+    """Joins gate and up."""
+
+    #: Whether they take turns, output by output. Else all of gate comes first.
+    is_interleaved: ClassVar[bool]
+
+    def __call__(self, both: torch.Tensor, /) -> torch.Tensor:
+        """[n, 2 * inner] -> [n, inner]."""
+        ...
+
+
 #: Sizes of the modules that are compared: experts, hidden, inner; tokens, and experts of a token.
 _TRIAL_EXPERTS, _TRIAL_HIDDEN, _TRIAL_INNER, _TRIAL_TOKENS, _TRIAL_TOP_K = 4, 64, 32, 6, 2
 _TOLERANCE = 1e-5
@@ -63,7 +75,7 @@ class QuantizedExperts(nn.Module):
 
     Args:
         gate_up, down: linear layers of each expert.
-        activation: [n, 2 * inner] of gate and up -> [n, inner].
+        activation: joins gate and up.
     """
 
     def __init__(self, gate_up: Sequence[nn.Module], down: Sequence[nn.Module], activation: Activation) -> None:
@@ -105,6 +117,7 @@ class _ClampedSwiglu:
 
     alpha: float
     limit: float
+    is_interleaved: ClassVar[bool] = True
 
     def __call__(self, both: torch.Tensor) -> torch.Tensor:
         gate, up = both[..., ::2].clamp(max=self.limit), both[..., 1::2].clamp(-self.limit, self.limit)
@@ -115,7 +128,8 @@ class _ClampedSwiglu:
 class _Gated:
     """Most families: first all of gate, then all of up."""
 
-    act_fn: Activation
+    act_fn: Callable[[torch.Tensor], torch.Tensor]
+    is_interleaved: ClassVar[bool] = False
 
     def __call__(self, both: torch.Tensor) -> torch.Tensor:
         gate, up = both.chunk(2, -1)
@@ -147,9 +161,9 @@ def computes_the_same(module: nn.Module, activation: Activation) -> bool:
     x, weights = random(_TRIAL_TOKENS, hidden), torch.rand(_TRIAL_TOKENS, _TRIAL_TOP_K, generator=generator)
     try:
         pairs = [(trial(scale * x, index, weights), experts(scale * x, index, weights)) for scale in (1, 30)]
-    except Exception:  # the family's own code, which may want other parameters or arguments
+        return all(torch.allclose(own, got, _TOLERANCE, _TOLERANCE * own.abs().max().item()) for own, got in pairs)
+    except Exception:  # the family's own code, which may want other parameters or arguments, or return something else
         return False
-    return all(torch.allclose(own, got, _TOLERANCE, _TOLERANCE * own.abs().max().item()) for own, got in pairs)
 
 
 def _linears(parameters: dict[str, torch.Tensor], name: str) -> list[nn.Module]:

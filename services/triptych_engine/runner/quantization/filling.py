@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +21,9 @@ from triptych_engine.runner.quantization.experts import (
 )
 from triptych_engine.runner.quantization.tensor import QuantizedModules, QuantizedTensor
 
+#: Quantised weights of other modules than linear layers are dequantised if they have no more than so many.
+_SMALL = 1 << 21
+
 
 class WeightSource(Protocol):
     """The tensors of a checkpoint, by the names of the model's parameters."""
@@ -27,8 +31,8 @@ class WeightSource(Protocol):
     def quantized(self, name: str, shape: tuple[int, int]) -> QuantizedTensor | None:
         """A weight [out, in]; None if it is not quantised. name: of the parameter."""
 
-    def experts(self, name: str, shape: ExpertsShape) -> list[ExpertWeights] | None:
-        """The weights of a layer's experts; None if they are not quantised. name: of the module."""
+    def experts(self, name: str, shape: ExpertsShape) -> Iterator[ExpertWeights] | None:
+        """The weights of a layer's experts, read one by one; None if they are not quantised. name: of the module."""
 
     def plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
         """A parameter that is not quantised, as float32; None if there is none."""
@@ -65,6 +69,10 @@ def fill_model(model: PreTrainedModel, source: WeightSource, modules: QuantizedM
         if parameter.is_meta and (value := source.plain(name, tuple(parameter.shape))) is not None:
             parent, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, nn.Parameter(value, requires_grad=False))
+    saved = set(model.state_dict())
+    for name, buffer in model.named_buffers():  # such as the corrections of a router's scores
+        if name in saved and (value := source.plain(name, tuple(buffer.shape))) is not None:
+            buffer.copy_(value)
     if head is not None and model.get_output_embeddings() is head and head.weight.is_meta and source.is_tied(model.config):
         if model.get_input_embeddings() is embedding:
             head.weight = embedding.weight
@@ -84,6 +92,10 @@ def _quantized_module(
         return None
     if isinstance(module, nn.Embedding):
         return modules.embedding(weight, float(getattr(module, "embed_scale", 1.0)))
+    if type(module) is not nn.Linear and shape[0] * shape[1] <= _SMALL:  # a router
+        rows = torch.cat([rows.dequantize() for rows in weight.portions()])
+        module.weight = nn.Parameter(rows, requires_grad=False)
+        return None
     if type(module) is not nn.Linear:
         raise UnsupportedModelError(
             f"{name}.weight is quantised, which is not supported for the weights of {type(module).__name__}"
@@ -103,5 +115,14 @@ def _quantized_experts(
         return None
     if activation is None or not computes_the_same(module, activation):
         raise UnsupportedModelError(f"the experts in {name} are quantised, which is not supported for {type(module).__name__}")
-    gate_up = [modules.linear(one.gate_up, one.gate_up_bias) for one in experts]
-    return QuantizedExperts(gate_up, [modules.linear([one.down], one.down_bias) for one in experts], activation)
+    gate_up, down = [], []
+    for one in experts:
+        if activation.is_interleaved and len(one.gate_up) > 1:
+            raise UnsupportedModelError(f"gate and up of the experts in {name} are stored apart, which is not supported here")
+        for part, bias in (("gate_up_proj", one.gate_up_bias), ("down_proj", one.down_bias)):
+            if hasattr(module, f"{part}_bias") != (bias is not None):
+                lacks = "lacks" if bias is None else "has more than is needed:"
+                raise StartupError(f"the checkpoint {lacks} {name}.{part}_bias; fetch the model again")
+        gate_up.append(modules.linear(one.gate_up, one.gate_up_bias))
+        down.append(modules.linear([one.down], one.down_bias))
+    return QuantizedExperts(gate_up, down, activation)

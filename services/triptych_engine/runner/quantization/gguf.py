@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,7 @@ class _GgufSource:
         order = row_order(self._architecture, tensor.name, self._config, shape[0])
         return self._quantized(tensor, self._raw(tensor).reshape(shape[0], -1), shape, order)
 
-    def experts(self, name: str, shape: ExpertsShape) -> list[ExpertWeights] | None:
+    def experts(self, name: str, shape: ExpertsShape) -> Iterator[ExpertWeights] | None:
         """Each of the three tensors has the weights of all experts."""
         sizes = {
             "gate_proj": (shape.inner, shape.hidden),
@@ -89,10 +90,10 @@ class _GgufSource:
             assert tensor is not None  # noqa: S101
             return self._quantized(tensor, self._raw(tensor).reshape(shape.num_experts, sizes[part][0], -1)[number], sizes[part])
 
-        return [
+        return (
             ExpertWeights((expert("gate_proj", number), expert("up_proj", number)), expert("down_proj", number))
             for number in range(shape.num_experts)
-        ]
+        )
 
     def _quantized(
         self, tensor: GgufTensor, raw: np.ndarray, shape: tuple[int, int], order: np.ndarray | None = None

@@ -191,7 +191,8 @@ FILE_BITS = {
 @formats
 def test_packed_weights_take_hardly_more_than_in_their_file(form: QuantFormat, kernels: CpuKernels):
     bits = 8 * pack(kernels, random_rows(form, 64, 1024)).nbytes / (64 * 1024)
-    assert bits <= 1.04 * FILE_BITS[form.name]
+    # In place of an exponent of 8 bits, the scale has 16.
+    assert bits <= (1.06 if form.minimum == "table" else 1.04) * FILE_BITS[form.name]
 
 
 @given(

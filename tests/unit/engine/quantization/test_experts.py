@@ -14,7 +14,14 @@ from support.builders.engine import a_request
 from support.builders.quantized_checkpoints import CASES, Tensors
 from support.drivers.engine import EngineDriver
 from torch import nn
-from transformers import AutoModelForCausalLM, GptOssConfig, PretrainedConfig, PreTrainedModel, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    GptOssConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+)
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 from triptych.errors import StartupError, UnsupportedModelError
@@ -36,6 +43,12 @@ GPT_OSS = GptOssConfig(
 QWEN3_MOE = Qwen3MoeConfig(
     vocab_size=97, hidden_size=256, intermediate_size=512, moe_intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, head_dim=64, num_experts=4, num_experts_per_tok=2, max_position_embeddings=256, eos_token_id=2,
+)  # fmt: skip
+DEEPSEEK_V3 = DeepseekV3Config(
+    vocab_size=97, hidden_size=256, intermediate_size=512, moe_intermediate_size=128, num_hidden_layers=3, first_k_dense_replace=1,
+    num_attention_heads=4, num_key_value_heads=4, q_lora_rank=128, kv_lora_rank=128, qk_rope_head_dim=32, qk_nope_head_dim=32,
+    v_head_dim=64, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, n_group=2, topk_group=1,
+    max_position_embeddings=256, eos_token_id=2,
 )  # fmt: skip
 PROMPT = [i * 37 % 90 for i in range(40)]
 EXPERTS = "model.layers.1.mlp.experts"
@@ -83,9 +96,16 @@ def save_gpt_oss(path: Path) -> PreTrainedModel:
 
 
 def save_qwen3_moe(path: Path, case: str) -> PreTrainedModel:
+    return save_experts(path, case, QWEN3_MOE)
+
+
+def save_experts(path: Path, case: str, config: PretrainedConfig) -> PreTrainedModel:
     """A checkpoint with the layers of each expert by themselves, quantised; and the router as it is."""
     pack, bits, group, symmetric, quantization = CASES[case]
-    model = a_model(QWEN3_MOE)
+    model = a_model(config)
+    for name, buffer in model.named_buffers():
+        if "e_score_correction_bias" in name:
+            buffer.copy_(torch.rand(buffer.shape))
     model.save_pretrained(path)
     tensors = {name: tensor for name, tensor in load_file(path / "model.safetensors").items() if ".experts." not in name}
 
@@ -98,8 +118,8 @@ def save_qwen3_moe(path: Path, case: str) -> PreTrainedModel:
     for name, module in model.named_modules():
         if type(module) is nn.Linear and name != "lm_head":
             module.weight.copy_(add(name, module.weight))
-        elif isinstance(module, Qwen3MoeExperts):
-            for number in range(QWEN3_MOE.num_experts):
+        elif ExpertsShape.of(module) is not None:
+            for number in range(len(module.down_proj)):
                 gate, up = module.gate_up_proj[number].chunk(2)
                 gate.copy_(add(f"{name}.{number}.gate_proj", gate))
                 up.copy_(add(f"{name}.{number}.up_proj", up))
@@ -114,6 +134,7 @@ SAVED: dict[str, Callable[[Path], PreTrainedModel]] = {
     "qwen3-moe in fp8 by channel": lambda path: save_qwen3_moe(path, "fp8-channel"),
     "qwen3-moe in gptq": lambda path: save_qwen3_moe(path, "gptq"),
     "qwen3-moe in awq": lambda path: save_qwen3_moe(path, "awq"),
+    "deepseek-v3 in fp8": lambda path: save_experts(path, "fp8-channel", DEEPSEEK_V3),
     "qwen3-moe in compressed-tensors": lambda path: save_qwen3_moe(path, "compressed-4-asymmetric"),
 }
 
@@ -215,3 +236,39 @@ def test_an_expert_that_is_not_quantised_is_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UnsupportedModelError, match=rf"{EXPERTS}.2.up_proj in .* is not quantised; a layer's experts must all be"):
         build_runner(RunnerConfig(tmp_path, "tiny", 256, 8, 64, 16, 1 << 22))
+
+
+def test_a_bias_of_experts_that_is_missing_is_named(tmp_path: Path) -> None:
+    save_gpt_oss(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[f"{EXPERTS}.down_proj_bias"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(StartupError, match=rf"lacks {EXPERTS}.down_proj_bias"):
+        build_runner(RunnerConfig(tmp_path, "tiny", 256, 8, 64, 16, 1 << 22))
+
+
+def test_layers_whose_experts_are_not_quantised_and_biases_of_zeros(tmp_path: Path) -> None:
+    """As some tools write checkpoints of mixtures."""
+    model = save_qwen3_moe(tmp_path, "gptq")
+    tensors = load_file(tmp_path / "model.safetensors")
+    experts = model.get_submodule(EXPERTS)
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{EXPERTS}.")}
+    for number in range(QWEN3_MOE.num_experts):
+        gate, up = experts.gate_up_proj[number].chunk(2)  # type: ignore[operator, union-attr]
+        parts = {"gate_proj": gate, "up_proj": up, "down_proj": experts.down_proj[number]}  # type: ignore[index]
+        tensors |= {f"{EXPERTS}.{number}.{part}.weight": weight.contiguous() for part, weight in parts.items()}
+    tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(256)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors", {"format": "pt"})
+    runner = build_runner(RunnerConfig(tmp_path, "tiny", 256, 8, 64, 16, 1 << 22))
+    expected = model(torch.tensor([PROMPT])).logits[0]
+    assert nn.functional.cosine_similarity(runner.prompt_logits(PROMPT), expected, dim=-1).median() > 0.999
+
+
+def test_a_router_that_is_quantised_is_dequantised(tmp_path: Path) -> None:
+    model = save_qwen3_moe(tmp_path, "fp8-channel")
+    tensors, router = load_file(tmp_path / "model.safetensors"), model.get_parameter("model.layers.0.mlp.gate.weight")
+    packed = CASES["fp8-channel"][0](router, 8, 0, True)
+    tensors |= {f"model.layers.0.mlp.gate.{part}": value for part, value in packed.items()}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors", {"format": "pt"})
+    runner = build_runner(RunnerConfig(tmp_path, "tiny", 256, 8, 64, 16, 1 << 22))
+    assert torch.equal(runner._model.model.get_parameter("model.layers.0.mlp.gate.weight"), router)

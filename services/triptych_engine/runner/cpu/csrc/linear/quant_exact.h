@@ -32,8 +32,9 @@ inline void widen_group(const uint32_t* panel, int64_t g, float (*wide)[kQuantPa
       int32_t q[kQuantPanel];
       const vu values = values_at<Format>(group, int(n / 4), int(n % 4));
       std::memcpy(q, &values, sizeof q);
-      if constexpr (Format::kHasTable) {
-        for (int32_t& value : q) value = kTableValues[value];
+      for (int i = 0; Format::kHasTable && i < kRegisters; i++) {
+        const ri entries = and_of(look_up(kTableValues, load_words((const uint32_t*)q + i * kRegisterLanes)), splat_word(0xff));
+        std::memcpy(q + i * kRegisterLanes, &entries, sizeof entries);
       }
       for (int i = 0; i < kRegisters; i++) {
         rs some;
