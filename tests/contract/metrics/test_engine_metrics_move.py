@@ -80,7 +80,7 @@ async def more_tokens_than_blocks() -> Run:
 
 
 async def four_drafts_per_step() -> Run:
-    """Nine tokens: one with the prompt, one after it, then four drafts, and one. All are right."""
+    """Nine tokens: one with the prompt; then none of four drafts is right, all of four, and the only one that is left."""
     async with an_engine(num_drafts=4) as engine:
         before = snapshot(engine.metrics.families())
         counts = iter([1, 1, 5, 2])
@@ -227,9 +227,9 @@ CASES = [
     *several(the_same_prompt_twice, ALIASES, **ALIAS),
     *several(the_same_prompt_twice, {f"{PREFIX}_requests": 2}, finish_reason="length"),
     *several(the_same_prompt_twice, {"vllm:request_success": 2}, finished_reason="length", **ALIAS),
-    *several(four_drafts_per_step, {f"{PREFIX}_draft_tokens": 5, f"{PREFIX}_accepted_tokens": 5}),
+    *several(four_drafts_per_step, {f"{PREFIX}_draft_tokens": 9, f"{PREFIX}_accepted_tokens": 5}),
     *several(
-        four_drafts_per_step, {"vllm:spec_decode_num_draft_tokens": 5, "vllm:spec_decode_num_accepted_tokens": 5}, **ALIAS
+        four_drafts_per_step, {"vllm:spec_decode_num_draft_tokens": 9, "vllm:spec_decode_num_accepted_tokens": 5}, **ALIAS
     ),
     *several(more_tokens_than_blocks, {f"{PREFIX}_preemptions": "preemptions"}),
     *several(more_tokens_than_blocks, {"vllm:num_preemptions": "preemptions"}, **ALIAS),
