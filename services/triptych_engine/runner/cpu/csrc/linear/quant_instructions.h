@@ -16,6 +16,7 @@ inline ri load_words(const uint32_t* p) { return _mm512_loadu_si512(p); }
 inline ri splat_word(uint32_t x) { return _mm512_set1_epi32(int(x)); }
 inline ri add_halves(ri a, ri b) { return _mm512_add_epi16(a, b); }
 inline ri multiply_bytes(ri w, ri x) { return _mm512_maddubs_epi16(w, x); }
+// Each byte, from 0 to 15, as the entry of a table.
 inline ri look_up(const uint8_t (&table)[16], ri bytes) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), bytes);
 }
@@ -27,7 +28,6 @@ inline ri splat_word(uint32_t x) { return _mm256_set1_epi32(int(x)); }
 inline ri add_halves(ri a, ri b) { return _mm256_add_epi16(a, b); }
 inline ri multiply_bytes(ri w, ri x) { return _mm256_maddubs_epi16(w, x); }
 inline ri multiply_halves(ri a, ri b) { return _mm256_madd_epi16(a, b); }
-// Each byte, from 0 to 15, as the entry of a table.
 inline ri look_up(const uint8_t (&table)[16], ri bytes) {
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)), bytes);
 }

@@ -66,8 +66,8 @@ struct QuantFormat {
   static int64_t panel_words(int64_t in_features) { return (in_features + kBlock - 1) / kBlock * kBlockWords; }
 };
 
-// Byte b of quad k of 16 outputs, as it is stored. A byte's bits are at places 8 * b and more of a word, so that a shift and a mask give all four bytes at
-// once (quad_of in quant_dot.h).
+// Byte b of quad k of 16 outputs, as it is stored. A byte's bits are at places 8 * b and more of a word, so that a shift and a mask give
+// all four bytes at once (quad_of in quant_dot.h).
 template <class Format>
 inline vu values_at(const uint32_t* words, int k, int b) {
   if (Format::kBits == 8) return load(words + k * kQuantPanel) >> (8 * b) & 0xff;
