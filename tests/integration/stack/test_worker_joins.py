@@ -51,10 +51,10 @@ def suite(registry: str) -> Iterator[tuple[Serving, str]]:
 
 
 @contextlib.contextmanager
-def worker(registry: str, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def worker(registry: str, control_port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """An engine that is started by itself."""
-    address, control_port = f"127.0.0.1:{port}", str(free_port("127.0.0.1"))
-    own = ["--host", "127.0.0.1", "--port", str(port), "--control-port", control_port, "--advertised-address", address]
+    port = str(free_port("127.0.0.1"))
+    own = ["--host", "127.0.0.1", "--port", port, "--advertised-address", f"127.0.0.1:{port}", "--control-port", str(control_port)]
     command = [sys.executable, "-c", "from triptych_cli.main import app; app()", "worker", "engine", "--registry", registry]
     with log.open("wb") as output:
         process = subprocess.Popen([*command, "--kv-cache-memory", _KV_CACHE, *own], stdout=output, stderr=subprocess.STDOUT)
@@ -69,11 +69,9 @@ def worker(registry: str, port: int, log: Path) -> Iterator[subprocess.Popen[byt
                 process.wait()
 
 
-async def time_of_readiness(process: subprocess.Popen[bytes]) -> float:
+async def time_of_readiness(process: subprocess.Popen[bytes], control_port: int) -> float:
     """Waits until the service says that it is ready. Returns the time, in seconds of the monotonic clock."""
-    arguments = psutil.Process(process.pid).cmdline()
-    address = f"127.0.0.1:{arguments[arguments.index('--control-port') + 1]}"
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{control_port}") as channel:
         control = control_pb2_grpc.ControlServiceStub(channel)
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -121,9 +119,10 @@ async def asking(url: str) -> AsyncIterator[Counter[str]]:
 async def test_a_worker_joins_and_is_killed(suite: tuple[Serving, str], registry: str, tmp_path: Path) -> None:
     url = suite[1]
     async with asking(url) as ends:
-        with worker(registry, free_port("127.0.0.1"), tmp_path / "log") as process:
+        control_port = free_port("127.0.0.1")
+        with worker(registry, control_port, tmp_path / "log") as process:
             async with asyncio.timeout(120):
-                ready_s = await time_of_readiness(process)
+                ready_s = await time_of_readiness(process, control_port)
             await wait_for_engines(url, 2, 10)
             joined_s = time.monotonic() - ready_s
             before = ends.total()
