@@ -125,8 +125,8 @@ class Gateway:
 
     @property
     def served_models(self) -> list[str]:
-        """Names of the models that the connected frontends serve."""
-        return [model.name for frontend in self.pool.connections for model in frontend.models]
+        """Names of the models that the connected frontends serve, without adapters."""
+        return [model.name for frontend in self.pool.connections for model in frontend.models if not model.parent]
 
     def meter(self, request: Request) -> GenerationMeter:
         """The meter for the generation of this request."""

@@ -88,6 +88,8 @@ def runner_config(
         batch_invariant=settings.batch_invariant,
         quantization=settings.quantization,
         pooling=pooling,
+        lora_dir=settings.lora_dir,
+        max_loras=settings.max_loras,
         num_threads=num_threads,
         num_threads_while_encoding=num_threads and min(num_threads, settings.num_threads_while_encoding or num_threads),
     )

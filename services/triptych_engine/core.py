@@ -68,7 +68,7 @@ class EngineCore:
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
-        self.compile_constraint = executor.compile_constraint  # before a request with a constraint is added
+        self.compile_constraint, self.load_lora = executor.compile_constraint, executor.load_lora  # before a request is added
         self._on_outputs = on_outputs
         self._on_death = on_death
         #: Called like `on_outputs` with changes of the prefix cache, each with its number, once somebody watches.

@@ -35,9 +35,11 @@ from triptych_engine.load import Load
 from triptych_engine.media.fetcher import EmbeddingFetcher, FetchStatistics
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.metrics import EngineMetrics
+from triptych_engine.rpc.adapter_watch import AdapterWatch
 from triptych_engine.rpc.outbox import Outbox
 from triptych_engine.rpc.servicer import EngineServicer
 from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.runner.lora.directory import LoraDirectory
 from triptych_engine.runner.memory import fitting_context
 from triptych_engine.settings import EngineSettings
 
@@ -73,6 +75,7 @@ class EngineService:
             vllm_rpc().VllmServicer(self._servicer, lambda: self.num_live_requests, self._kv_events) if settings.vllm_grpc else None
         )
         self._encoders: asyncio.Task[None] | None = None
+        self._adapters: asyncio.Task[None] | None = None
 
     # -- Controllable -----------------------------------------------------------------------------------------------------------
 
@@ -156,9 +159,10 @@ class EngineService:
                 await publisher.close()
             if self._fetcher is not None:
                 await self._fetcher.close()
-            if self._encoders is not None:
-                self._encoders.cancel()
-                await asyncio.gather(self._encoders, return_exceptions=True)
+            tasks = [task for task in (self._encoders, self._adapters) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._device_thread.shutdown(wait=False)
         if self._died.is_set():
             raise StartupError("the engine loop died; see the log above")
@@ -215,6 +219,11 @@ class EngineService:
         self._model = model
         capacity = scheduler.kv_cache.capacity_tokens
         self._servicer.attach(self._core, model, capacity, traits, config.pooling)
+        model.capabilities.lora = loaded.takes_loras
+        if config.lora_dir is not None and loaded.takes_loras:
+            watch = AdapterWatch(LoraDirectory(config.lora_dir), model, self._servicer.tell_model)
+            self._servicer.on_lora = watch.loaded
+            self._adapters = asyncio.create_task(watch.run(), name="adapters")
         if self._vllm is not None:
             self._vllm.attach(self._core, model, config)
         self._state = State.SERVER_STATE_SERVING

@@ -167,6 +167,17 @@ class EngineSettings(GrpcServiceSettings):
             "async_scheduling. It is used only while it makes tokens come faster. With batch_invariant it changes no text."
         ),
     ] = True
+    lora_dir: Annotated[
+        Path | None,
+        Field(
+            description="Directory of adapters (LoRA) in PEFT's form, one in each subdirectory. Requests name the adapter as "
+            "`model:subdirectory`. Adapters may be added, replaced and removed at any time."
+        ),
+    ] = None
+    max_loras: Annotated[
+        int,
+        Field(ge=1, description="Adapters of lora_dir that may be loaded at once; those that are not in use make room for others."),
+    ] = 8
     enable_prefix_caching: Annotated[bool, Field(description="Share the KV blocks of equal prefixes.")] = True
     num_threads: Annotated[
         int | None, Field(ge=1, description="Compute threads; by default as many as the cores that this process may use.")

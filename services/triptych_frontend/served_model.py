@@ -31,6 +31,35 @@ class ServedModel:
         contexts = [model.max_model_len for model in engine_models if model.max_model_len]
         self._engine_max_model_len = min(contexts, default=self._own_max_model_len)
         self.info.max_model_len = min(self._own_max_model_len, self._engine_max_model_len)
+        if engine_models:  # else they are restarted, or sleep, and have their adapters afterwards
+            self.info.capabilities.lora = any(model.capabilities.lora for model in engine_models)
+            digests = {adapter.name: adapter.digest for model in engine_models for adapter in model.adapters}
+            del self.info.adapters[:]
+            self.info.adapters.extend(common_pb2.Adapter(name=name, digest=digests[name]) for name in sorted(digests))
+
+    def listed(self) -> list[common_pb2.ModelInfo]:
+        """The model, and each of its adapters as a model of its own."""
+        models = [common_pb2.ModelInfo(), *(common_pb2.ModelInfo() for _ in self.info.adapters)]
+        for model in models:
+            model.CopyFrom(self.info)
+            del model.adapters[:]
+        for model, adapter in zip(models[1:], self.info.adapters, strict=True):
+            model.name, model.parent = f"{self.info.name}:{adapter.name}", self.info.name
+            model.weights_fingerprint += adapter.digest
+            model.capabilities.lora = False
+        return models
+
+    def adapter_of(self, name: str) -> str:
+        """The adapter that a request names as `model:adapter`; empty for the model itself, or for no name.
+
+        Raises:
+            ModelNotFoundError: it names another model, or this one takes no adapters.
+        """
+        adapter = name.removeprefix(f"{self.info.name}:") if self.info.capabilities.lora else name
+        if adapter == name or not adapter:
+            self.check_name(name)
+            return ""
+        return adapter
 
     def check_task(self, task: common_pb2.Task) -> None:
         """Raise UnimplementedError unless the model does this task."""

@@ -48,6 +48,9 @@ class SameToken:
     def compile_constraint(self, spec: object) -> None:
         raise NotImplementedError
 
+    def load_lora(self, name: str) -> None:
+        raise NotImplementedError
+
     def launch(self, scheduled: SchedulerOutput) -> None:
         self._launched.append(scheduled)
 

@@ -63,7 +63,7 @@ _TENSOR_PARALLEL = "an engine computes on one device; --engines N starts N engin
 _MAX_MODEL_LEN = _to("max-model-len", is_count=True, neutral=("auto", "-1"))
 _MAX_NUM_SEQS = _to("engine.max-num-seqs")
 _MEMORY_UTILIZATION = _to("engine.memory-utilization")
-_NO_LORA = "LoRA adapters are not supported; merge the adapter into the checkpoint"
+_LORA_DIR = "use --engine.lora-dir DIRECTORY, with an adapter in each subdirectory; requests name MODEL:SUBDIRECTORY"
 _NO_SPECULATION = "no draft model is used; prompt lookup (vLLM's ngram) is on by itself where it pays, see --engine.prompt-lookup"
 _NO_CODE = "code of checkpoints is never run; a model that needs its own code is not supported"
 _NO_ROPE = "the model's configuration is taken as it is; change its config.json"
@@ -146,10 +146,11 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--mm-processor-kwargs": _no("options of processors belong to media items of a request"),
     "--allowed-local-media-path": _to("frontend.allowed-media-root"),
     # vLLM: adapters and drafts
-    "--enable-lora": _no(_NO_LORA, takes_value=False),
-    "--lora-modules": _no(_NO_LORA),
-    "--max-loras": _no(_NO_LORA),
-    "--max-lora-rank": _no(_NO_LORA),
+    "--enable-lora": _no(_LORA_DIR, takes_value=False),
+    "--lora-modules": _no(_LORA_DIR),
+    "--max-loras": _to("engine.max-loras"),
+    "--max-cpu-loras": _note("adapters that are not in use stay loaded, up to --engine.max-loras"),
+    "--max-lora-rank": _note("adapters of ranks up to 512 are taken, each with its own"),
     "--speculative-config": _no(_NO_SPECULATION),
     "--speculative-model": _no(_NO_SPECULATION),
     # vLLM: HTTP

@@ -36,6 +36,7 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: Annotated[int, Field(description="When this gateway started, in seconds since 1970.")]
     owned_by: str = "triptych"
+    parent: Annotated[str | None, Field(description="The model that this one is an adapter of.")] = None
     max_model_len: Annotated[int, Field(description="Longest sequence, prompt and output together, in tokens.")]
     triptych: ModelAbilities
 
@@ -122,7 +123,7 @@ def _described(model: common_pb2.ModelInfo, request: Request) -> Model:
         default_sampling={field.name: float(f"{value:.6g}") for field, value in able.default_sampling.ListFields()},
     )
     created = gateway_of(request).start_time
-    return Model(id=model.name, created=created, max_model_len=model.max_model_len, triptych=abilities)
+    return Model(id=model.name, created=created, parent=model.parent or None, max_model_len=model.max_model_len, triptych=abilities)
 
 
 def _described_to_anthropic(model: common_pb2.ModelInfo, request: Request) -> AnthropicModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -27,6 +28,8 @@ AWAY = "the model's frontend is away; try again"
 MAX_INLINE_FILE_BYTES = 256 << 10
 #: Pause before the health watch is started again, in seconds.
 _WATCH_PAUSE_S = 1.0
+#: Time between two descriptions of a frontend's models, in seconds.
+_DESCRIBE_INTERVAL_S = 5.0
 #: Both event loops copy a message several times. A message of 1 MiB delays all streams for milliseconds, and its buffers need newly
 #: mapped memory pages.
 _UPLOAD_CHUNK_BYTES = 64 << 10
@@ -37,6 +40,11 @@ _OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 _Request = generation_pb2.GenerationServiceSessionRequest
 _Response = generation_pb2.GenerationServiceSessionResponse
+
+
+def is_adapter_of(name: str, info: common_pb2.ModelInfo) -> bool:
+    """Whether a name is `model:adapter` of a model that takes adapters."""
+    return info.capabilities.lora and len(name) > len(info.name) + 1 and name.startswith(f"{info.name}:")
 
 
 class FrontendConnection(SessionConnection[Calls, _Request, _Response]):
@@ -57,8 +65,9 @@ class FrontendConnection(SessionConnection[Calls, _Request, _Response]):
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
 
     def serves(self, model: str) -> bool:
-        """Whether it serves the model of this name, as far as it was ever heard of. Every frontend serves the empty name."""
-        return not model or any(info.name == model for info in self.models)
+        """Whether it serves the model of this name, as far as it was ever heard of. Every frontend serves the empty name. Adapters
+        can come at any time: the engines know whether there is one of this name."""
+        return not model or any(info.name == model or is_adapter_of(model, info) for info in self.models)
 
     @property
     def is_ready(self) -> bool:
@@ -183,7 +192,7 @@ class FrontendConnection(SessionConnection[Calls, _Request, _Response]):
         self.connected(first.instance, self.models[0] if self.models else common_pb2.ModelInfo())
 
     def beside(self) -> list[Coroutine[Any, Any, None]]:
-        return [self._watch_readiness()]
+        return [self._watch_readiness(), self._watch_models()]
 
     def add_starts(self, message: _Request, starts: list[generation_pb2.GenerationCall]) -> None:
         message.start.extend(starts)
@@ -228,6 +237,13 @@ class FrontendConnection(SessionConnection[Calls, _Request, _Response]):
             except Exception:
                 log.exception("unexpected error of the health watch of the frontend at %s", self.address)
             await asyncio.sleep(_WATCH_PAUSE_S)
+
+    async def _watch_models(self) -> None:
+        """Follow what the models are: adapters come, go and are replaced. Until the session ends."""
+        while True:
+            await asyncio.sleep(_DESCRIBE_INTERVAL_S)
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await self._describe()
 
     async def _note_readiness(self, is_serving: bool) -> None:
         if is_serving:

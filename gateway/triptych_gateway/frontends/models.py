@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextvars import ContextVar
 
 from google.protobuf.message import Message
 from triptych.errors import InvalidRequestError, ModelNotFoundError, ServiceUnavailableError
+from triptych.v1 import common_pb2
 from triptych_common.cluster.pool import GRACE_S, Pool
 from triptych_common.host.fair_share import FairShare
 
-from triptych_gateway.frontends.connection import FrontendConnection
+from triptych_gateway.frontends.connection import FrontendConnection, is_adapter_of
 
 #: Memory of all requests that wait for models, in bytes. Further ones are refused.
 MAX_WAITING_BYTES = 256 << 20
@@ -51,9 +52,16 @@ class ServedModels:
 
     @property
     def names(self) -> list[str]:
-        """The known models, those whose frontends are away included."""
-        heard = (info.name for frontend in self._pool.connections for info in frontend.models)
-        return list(dict.fromkeys([*self._expected, *heard]))
+        """The known models, those whose frontends are away included, without adapters."""
+        return list(dict.fromkeys([*self._expected, *(info.name for info in self._heard if not info.parent)]))
+
+    @property
+    def _heard(self) -> Iterator[common_pb2.ModelInfo]:
+        return (info for frontend in self._pool.connections for info in frontend.models)
+
+    def base_of(self, model: str) -> str:
+        """The model that an adapter is of, which is named as `model:adapter`; of any other name the name itself."""
+        return next((info.name for info in self._heard if is_adapter_of(model, info)), model)
 
     async def until_served(
         self, model: str, messages: Iterable[Message] = (), *, tenant: str = "", needs_engine: bool = True
@@ -87,8 +95,8 @@ class ServedModels:
             message = "the model's frontend is away, and too many requests wait for one; try again later"
             raise ServiceUnavailableError(message, retry_after_s=_RETRY_AFTER_S)
         # Other names are the clients', and would be as many series of a metric. Without a name, the only model is meant.
-        names = self.names
-        name = model if model in names else names[0] if len(names) == 1 and not model else ""
+        names, base = self.names, self.base_of(model)
+        name = base if base in names else names[0] if len(names) == 1 and not model else ""
         self.num_waiting[name] += 1
         try:
             if was_asleep := self._wake is not None and bool(name) and await self._wake(name):
@@ -121,7 +129,7 @@ class ServedModels:
     async def check(self, model: str) -> None:
         """Raise the errors of `until_served`, once it is known which models there are."""
         await self._pool.until_tried()
-        if model not in self.names:
+        if self._is_unknown(model):
             await self._pool.until_tried(all_of_them=True)
         names = self.names
         if not model and len(names) > 1:
@@ -133,7 +141,7 @@ class ServedModels:
     def _is_unknown(self, model: str) -> bool:
         """Whether other models are known, and this one is not. Without any name, no frontend was reached yet."""
         names = self.names
-        return bool(model and names) and model not in names
+        return bool(model and names) and self.base_of(model) not in names
 
     def unknown(self, model: str) -> ModelNotFoundError:
         """The error of a request that names another model."""

@@ -12,6 +12,11 @@ def root_hash(salt: str) -> bytes:
     return hashlib.sha256(salt.encode()).digest()
 
 
+def adapter_salt(salt: str, digest: str) -> str:
+    """The salt of requests with this adapter; without a digest the salt itself. `Principal.scoped_salt` makes none like it."""
+    return f"lora:{digest}:{salt}" if digest else salt
+
+
 def hash_block(parent: bytes, token_ids: Sequence[int], media: bytes = b"") -> bytes:
     """Hash of a full block: of its tokens and, through the parent's hash, of all tokens before it. 32 bytes.
 

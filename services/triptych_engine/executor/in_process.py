@@ -60,6 +60,7 @@ class InProcessExecutor:
             embedding_bytes=runner.embedding_bytes,
             costs=costs if self._config.device.type == "cpu" else None,
             takes_drafts=self._config.pooling is None,
+            takes_loras=runner.loras is not None,
         )
 
     def _load_encoder(self, pooling: PoolingModel) -> ExecutorInfo:
@@ -94,6 +95,12 @@ class InProcessExecutor:
         if isinstance(runner, EncoderRunner):
             raise RuntimeError("an encoder generates nothing to constrain")
         return runner.constraints.compile(spec)
+
+    def load_lora(self, name: str) -> Future[Any]:
+        runner = self.runner
+        if isinstance(runner, EncoderRunner) or runner.loras is None:
+            raise RuntimeError("adapters are refused before they come here")
+        return runner.loras.load(name)
 
     def check_health(self) -> None:
         self.runner.check_device()

@@ -28,6 +28,8 @@ class ExecutorInfo:
     costs: StepCosts | None
     #: Whether steps may have draft tokens, which it verifies.
     takes_drafts: bool = False
+    #: Whether sequences may have adapters.
+    takes_loras: bool = False
     #: Whether prompts may be divided among steps. Not if each token attends to all others, or if there is no KV cache.
     can_chunk: bool = True
 
@@ -37,7 +39,8 @@ class Executor(Protocol):
 
     A step takes three calls. They are separate so that the host can work while the device computes: for example, it can schedule
     the next step, or compute a grammar's token mask. All arguments and results are plain data, so that an executor can have its
-    workers in other processes. All calls come from one thread, the one that called `load`, except `compile_constraint`.
+    workers in other processes. All calls come from one thread, the one that called `load`, except `compile_constraint` and
+    `load_lora`.
     """
 
     def load(self) -> ExecutorInfo:
@@ -66,6 +69,15 @@ class Executor(Protocol):
 
         The caller keeps the result of the future while it has sequences with this constraint. Otherwise the executor may have to
         compile it again, in a step. The error of the future is an InvalidRequestError or an UnimplementedError.
+        """
+        ...
+
+    def load_lora(self, name: str) -> Future[Any]:
+        """Load an adapter before a sequence with it is launched. Called on any thread, and returns at once.
+
+        The result of the future has the adapter's `digest`, by which sequences name it. The caller keeps it while it has sequences
+        with this adapter. The error is a ModelNotFoundError if there is no such adapter, an InvalidRequestError if it does not fit
+        the model, a ServiceUnavailableError if too many are in use.
         """
         ...
 

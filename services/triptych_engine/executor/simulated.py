@@ -140,6 +140,9 @@ class SimulatedExecutor:
         refused.set_exception(UnimplementedError("a simulated engine follows no constraints", field="constraint"))
         return refused
 
+    def load_lora(self, name: str) -> Future[Any]:
+        raise RuntimeError("adapters are refused before they come here")
+
     def check_health(self) -> None:
         """It cannot be lost."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from triptych.errors import ContextLengthError, InvalidRequestError
+from triptych.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
 from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.rpc.principal import Principal
 from triptych_common.rpc.status import to_request_error
@@ -58,12 +58,15 @@ def to_requests(
     Raises:
         InvalidRequestError, ContextLengthError: a field is out of its range; the error names the field.
         UnimplementedError: the model does not take the media.
+        ModelNotFoundError: the engine takes no adapters.
     """
     if not REQUEST_ID.fullmatch(message.request_id):
         raise InvalidRequestError("request_id must be 1 to 256 printable characters without spaces", field="request_id")
     prompt = list(message.prompt_token_ids)
     if not prompt:
         raise InvalidRequestError("prompt_token_ids must not be empty", field="prompt_token_ids")
+    if message.lora and not model.capabilities.lora:
+        raise ModelNotFoundError(f"{model.name} is served without adapters (lora_dir)", field="lora", value=message.lora[:100])
     num_carried = message.num_output_tokens
     if num_carried >= len(prompt):
         told = f"num_output_tokens must be less than the number of prompt_token_ids ({len(prompt)}); given: {num_carried}"
@@ -94,6 +97,7 @@ def to_requests(
             # Tenants never share keys and values, whatever salt they choose.
             cache_salt=Principal(message.context.tenant).scoped_salt(message.cache_salt),
             tenant=message.context.tenant,
+            lora=message.lora,
         )
         for index in range(n)
     ]

@@ -50,6 +50,8 @@ class Mailbox:
         self._is_silent = False  # since the last beat
         #: Whether the stream's client must send its new requests elsewhere.
         self.is_going_away = False
+        #: Whether the model's description has changed since the stream's client was told it.
+        self.has_new_model = False
         self.request_ids: set[str] = set()  # live sequences of this stream, by the engine's own ids
 
     def expect(self, request_id: str, sequence_ids: Sequence[str], spans: Sequence[Span] = ()) -> None:
@@ -96,6 +98,11 @@ class Mailbox:
         if self.request_ids and self._is_silent and not self._pending:
             self.put(0, [], load)
         self._is_silent = True
+
+    def tell_model(self, load: Load) -> None:
+        """Tell the stream's client the model's description again."""
+        self.has_new_model = True
+        self.put(0, [], load)
 
     def go_away(self, load: Load) -> None:
         """Tell the stream's client to send new requests elsewhere, and end once no request of the stream is live."""

@@ -1,14 +1,16 @@
-"""Requests whose constraint is being compiled. They have their routes, but the step loop does not know them yet."""
+"""Requests whose constraint is being compiled, or whose adapter is being loaded. They have their routes, but the step loop does not
+know them yet."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from triptych.errors import InternalError, TriptychError
+from triptych_common.model.blocks import adapter_salt
 
 from triptych_engine.core import EngineCore
 from triptych_engine.rpc.outbox import Outbox
@@ -19,25 +21,30 @@ log = logging.getLogger(__name__)
 
 
 class Preparation:
-    """Passes requests to the step loop when their constraints are compiled. All methods are called on the event loop."""
+    """Passes requests to the step loop when all that they need is there. All methods are called on the event loop.
 
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
+    Args:
+        on_lora: called with the name and the digest of each adapter that was loaded.
+    """
+
+    def __init__(self, outbox: Outbox, on_lora: Callable[[str, str], None] = lambda name, digest: None) -> None:
+        self._outbox, self._on_lora = outbox, on_lora
         self._waiting: dict[str, Request] = {}  # by the engine's id of a sequence
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, core: EngineCore, requests: Sequence[Request]) -> None:
         """Add the sequences of one request to the core, at once if they need no preparation. Each gets a last output anyway."""
-        constraint = requests[0].sampling.constraint
-        if constraint is None:
-            self._add_now(core, requests, None)
-            return
-        compiled = core.compile_constraint(constraint.spec)
-        if compiled.done() and compiled.exception() is None:
-            self._add_now(core, requests, compiled)
+        constraint, lora = requests[0].sampling.constraint, requests[0].lora
+        needed: list[Future[Any]] = []
+        if constraint is not None:
+            needed.append(core.compile_constraint(constraint.spec))
+        if lora:
+            needed.append(core.load_lora(lora))
+        if all(one.done() and one.exception() is None for one in needed):
+            self._add_now(core, requests, needed)
             return
         self._waiting.update((request.request_id, request) for request in requests)
-        task = asyncio.get_running_loop().create_task(self._add_when_ready(core, requests, compiled))
+        task = asyncio.get_running_loop().create_task(self._add_when_ready(core, requests, needed))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -47,27 +54,31 @@ class Preparation:
         self._end(core, [self._waiting.pop(sequence_id) for sequence_id in waiting], FinishReason.ABORT, None)
         return waiting
 
-    async def _add_when_ready(self, core: EngineCore, requests: Sequence[Request], compiled: Future[Any]) -> None:
+    async def _add_when_ready(self, core: EngineCore, requests: Sequence[Request], needed: Sequence[Future[Any]]) -> None:
         error: TriptychError | None = None
         try:
-            await asyncio.shield(asyncio.wrap_future(compiled))
+            for one in needed:
+                await asyncio.shield(asyncio.wrap_future(one))
         except TriptychError as refusal:
             error = refusal
         except Exception as failure:
-            log.exception("a constraint could not be compiled")
-            error = InternalError(
-                f"the constraint could not be compiled ({type(failure).__name__}); the engine's log has the details"
-            )
+            log.exception("a request could not be prepared")
+            what = "the adapter could not be loaded" if requests[0].lora else "the constraint could not be compiled"
+            error = InternalError(f"{what} ({type(failure).__name__}); the engine's log has the details")
         left = [request for request in requests if self._waiting.get(request.request_id) is request]
         for request in left:
             del self._waiting[request.request_id]
         if error is None:
-            self._add_now(core, left, compiled)
+            self._add_now(core, left, needed)
         else:
             self._end(core, left, FinishReason.ERROR, error)
 
-    @staticmethod
-    def _add_now(core: EngineCore, requests: Sequence[Request], prepared: object) -> None:
+    def _add_now(self, core: EngineCore, requests: Sequence[Request], prepared: Sequence[Future[Any]]) -> None:
+        if requests and (lora := requests[0].lora):
+            digest = prepared[-1].result().digest
+            self._on_lora(lora, digest)
+            for request in requests:
+                request.lora_digest, request.cache_salt = digest, adapter_salt(request.cache_salt, digest)
         for request in requests:
             request.prepared = prepared
             core.add(request)

@@ -59,7 +59,9 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self._capacity_tokens = 0
         self._traits: MediaTraits | str = TEXT_ONLY
         self._pooling: PoolingModel | None = None
-        self._preparation = Preparation(outbox)
+        #: Called with the name and the digest of each adapter that a request has.
+        self.on_lora: Callable[[str, str], None] = lambda name, digest: None
+        self._preparation = Preparation(outbox, lambda name, digest: self.on_lora(name, digest))
         self._blocks = BlockWatch(asyncio.get_running_loop())
         self._load_changed = asyncio.Event()
         self._sessions: set[Mailbox] = set()
@@ -94,6 +96,11 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     def accept(self) -> None:
         """Accept requests again after `refuse`."""
         self._refusal = None
+
+    def tell_model(self) -> None:
+        """Tell all sessions that the description of the model has changed."""
+        for session in self._sessions:
+            session.tell_model(self._attached_core.load)
 
     def on_load(self, load: Load) -> None:
         """Wake the `WatchLoad` streams."""
@@ -160,7 +167,9 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             yield engine_pb2.SessionResponse(instance=self._instance(), model=self._model, load=load_message(core.current_load()))
             while (taken := await mailbox.take()) is not None:
                 step, outputs, load = taken
+                model, mailbox.has_new_model = self._model if mailbox.has_new_model else None, False
                 yield engine_pb2.SessionResponse(
+                    model=model,
                     step=step,
                     outputs=[output_message(output, route.request_id, route.index) for route, output in outputs],
                     load=load_message(load),

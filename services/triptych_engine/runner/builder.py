@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from triptych.errors import StartupError, UnsupportedModelError
@@ -14,12 +16,14 @@ from triptych_common.model.pooling import PoolingModel
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner.backends import choose_backend
 from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.decoder.decoder import find_decoder
 from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.runner.cpu.linear.quant import CpuQuantizedModules
 from triptych_engine.runner.cpu.optimize import optimize, quantize
 from triptych_engine.runner.cuda.graphed_decode import Recorder
 from triptych_engine.runner.encoder_runner import EncoderRunner
+from triptych_engine.runner.lora.allowed import lora_store
 from triptych_engine.runner.media_inputs import MediaInputs
 from triptych_engine.runner.memory import measured_kv_cache_bytes
 from triptych_engine.runner.model.loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
@@ -69,6 +73,8 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None, verdict
         _quantize(runner, parts, verdicts)
     if config.batch_invariant:
         verdicts.of("batch invariance", lambda: _check_batch_invariance(runner))
+    if config.lora_dir is not None:
+        _allow_loras(runner, parts, config.lora_dir)
     parts.model.probe_logits = torch.empty(0)
     verdicts.of("passed", lambda: True)
     log.info("%s loaded in %.1f s: %d KV blocks of %d tokens in %s, %s attention", config.model_name, time.monotonic() - started,
@@ -214,6 +220,18 @@ def _check_batch_invariance(runner: ModelRunner) -> None:
                 f"cannot serve {config.model_name} with --batch-invariant: a token's logits on {config.device} depend "
                 "on what is computed with it (--dtype bfloat16 may help on a CPU)"
             )
+
+
+def _allow_loras(runner: ModelRunner, parts: RunnerParts, folder: Path) -> None:
+    config, model = parts.config, parts.model
+    if config.pooling is not None:
+        raise StartupError("lora_dir: adapters are for models that generate text")
+    if not folder.is_dir():
+        raise StartupError(f"lora_dir: there is no directory {folder}")
+    probe = model.probe_token_ids.tolist()
+    uses_kernels = isinstance(parts.backend, CpuAttention)
+    run = functools.partial(runner.prompt_logits, probe)
+    runner.loras = lora_store(model.model, run, len(probe), folder, config.max_loras, uses_kernels=uses_kernels)
 
 
 def _quantize(runner: ModelRunner, parts: RunnerParts, verdicts: Verdicts) -> None:

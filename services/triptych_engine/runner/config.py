@@ -46,3 +46,7 @@ class RunnerConfig:
     cuda_graphs: bool = True
     #: How the model's hidden states become vectors or labels; None if it generates text.
     pooling: PoolingModel | None = None
+    #: Directory of the adapters that requests can name; None for none.
+    lora_dir: Path | None = None
+    #: Adapters that may be loaded at once.
+    max_loras: int = 8

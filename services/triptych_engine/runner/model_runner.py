@@ -11,10 +11,13 @@ from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner.attention.paged import AttentionBackend
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.constraint_cache import constraint_cache
+from triptych_engine.runner.cpu.decoder.adapters import adapting
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cuda.graphed_decode import CudaRecorder, GraphedDecode, Recorder, record_decode
 from triptych_engine.runner.input_batch import InputBatch, StepInputs
 from triptych_engine.runner.launched_step import LaunchedStep, ModelOutput
+from triptych_engine.runner.lora.step import LoraRows
+from triptych_engine.runner.lora.store import LoraStore
 from triptych_engine.runner.media_inputs import MediaInputs, PlacedSlice
 from triptych_engine.runner.model.loader import LoadedModel
 from triptych_engine.runner.pooling.pooler import Pooler
@@ -69,6 +72,9 @@ class ModelRunner:
             config.max_num_seqs, config.device, self._batch, parts.kernels, self.constraints, config.num_threads
         )
         self._prompt_logprobs = PromptLogprobs(config.max_num_seqs, self._batch, self._transfer)
+        #: Adapters that sequences can have; None if none are allowed.
+        self.loras: LoraStore | None = None
+        self._lora_rows = LoraRows(config.device, batch_invariant=config.batch_invariant)
 
     @property
     def vocab_size(self) -> int:
@@ -158,12 +164,22 @@ class ModelRunner:
             row = self._batch.remove(request_id)
             if row is not None:
                 self._sampler.remove(row)
+                self._lora_rows.remove(row)
         for sequence in scheduled.new:
             row = self._batch.add(sequence, self._axis_positions(sequence))
             self._sampler.add(row, sequence)
             self._prompt_logprobs.add(row, sequence.sampling)
+            if sequence.lora_digest:
+                self._add_lora(row, sequence)
         for request_id, block_ids in scheduled.new_block_ids.items():
             self._batch.add_blocks(self._batch.row(request_id), block_ids)
+
+    def _add_lora(self, row: int, sequence: NewSequence) -> None:
+        adapter = None if self.loras is None else self.loras.loaded(sequence.lora_digest)
+        if adapter is None:
+            self._errors[sequence.request_id] = "the adapter of the request is no longer loaded"
+        else:
+            self._lora_rows.add(row, adapter)
 
     def _axis_positions(self, sequence: NewSequence) -> np.ndarray | None:
         if self._media is None:
@@ -190,7 +206,9 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Logits of the wanted tokens. as_embeddings: pass embeddings to the model even if no media are among the tokens."""
         as_embeddings = as_embeddings or bool(slices)
-        if self._graphs is not None and not as_embeddings and len(wanted) == len(inputs.rows) and self._graphs.takes(inputs):
+        lora = self._lora_rows.step(inputs)
+        is_plain = lora is None and not as_embeddings and len(wanted) == len(inputs.rows)
+        if self._graphs is not None and is_plain and self._graphs.takes(inputs):
             return self._graphs.run(inputs)
         self._backend.begin(inputs.metadata)
         positions = inputs.positions if inputs.axis_positions is None else inputs.axis_positions
@@ -202,8 +220,9 @@ class ModelRunner:
             token_ids = torch.where(source >= 0, self._sampler.newest_tokens[source.clamp(min=0)], token_ids)
         arguments = (position_ids, logits_indices, self._backend)
         if self._media is None or not as_embeddings:
-            return self._model.forward(token_ids, *arguments)
-        with self._media.adding(slices):
+            with adapting(lora):
+                return self._model.forward(token_ids, *arguments)
+        with self._media.adding(slices), adapting(lora):
             return self._model.forward(token_ids, *arguments, inputs_embeds=self._media.embed(token_ids, slices))
 
     # -- start -------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ class NewSequence:
     sampling: SamplingParams
     media: PromptMedia = NO_MEDIA
     pooling: PoolingParams | None = None
+    #: Digest of its adapter; empty for none.
+    lora_digest: str = ""
 
     @classmethod
     def of(cls, request: Request) -> NewSequence:
@@ -40,6 +42,7 @@ class NewSequence:
             sampling=request.sampling,
             media=request.media,
             pooling=request.pooling,
+            lora_digest=request.lora_digest,
         )
 
 

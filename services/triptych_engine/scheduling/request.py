@@ -107,9 +107,13 @@ class Request:
     carried_token_ids: Sequence[int] = ()
     priority: int = 0
     cache_salt: str = ""
+    #: Name of the adapter that it is computed with; empty for none.
+    lora: str = ""
+    #: Of the adapter, once it is loaded: see LoraAdapter.
+    lora_digest: str = ""
     #: Whose request it is; empty for anonymous callers, who are one tenant.
     tenant: str = ""
-    #: Keeps what the executor prepared for the request, such as its compiled constraint, while the request lives.
+    #: Keeps what the executor prepared for the request, such as its compiled constraint or its adapter, while the request lives.
     prepared: object = None
     media: PromptMedia = NO_MEDIA
     #: For a request that generates nothing: its sampling has max_tokens 0.

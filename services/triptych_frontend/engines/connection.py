@@ -112,6 +112,10 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         finally:
             self._num_pooling -= len(request.requests)
 
+    def digest_of(self, adapter: str) -> str:
+        """The digest of an adapter, as far as the engine knows it."""
+        return next((one.digest for one in self.model.adapters if one.name == adapter), "")
+
     def loss(self) -> ServiceUnavailableError:
         message = f"the engine went away while it worked on this request: {self.why_away}"
         return ServiceUnavailableError(message, retry_after_s=MAX_BACKOFF_S)
@@ -163,6 +167,9 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
     def received(self, response: engine_pb2.SessionResponse) -> None:
         if response.HasField("load"):
             self._take_load(response.load)
+        if response.HasField("model"):
+            self.model = response.model
+            self.on_change()
         if response.going_away:  # first: what is refused because of it must not come back
             self.goes_away()
         for output in response.outputs:

@@ -174,6 +174,8 @@ class Placement:
             return
         if output.finish_reason == common_pb2.FINISH_REASON_ERROR:
             error = from_request_error(output.error)
+            if error.field == "lora":  # clients name the adapter with the model
+                error.field = "model"
             self._report(error)
             aborts = len(self._live) > 1
             if not isinstance(error, RETRYABLE) or not self._move(error, self._tried_now(), "refused", aborts=aborts):

@@ -8,13 +8,13 @@ cost of NVIDIA Dynamo's router (missing blocks + active blocks), for an engine i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from triptych.v1 import engine_pb2
 from triptych_common.cluster.pool import rendezvous
 from triptych_common.cluster.router import Demand
-from triptych_common.model.blocks import prefix_ids
+from triptych_common.model.blocks import adapter_salt, prefix_ids
 from triptych_common.rpc.principal import Principal
 
 from triptych_frontend.engines.connection import EngineConnection
@@ -35,8 +35,8 @@ class PromptCost:
 
     def __init__(self, request: engine_pb2.EngineRequest) -> None:
         self._request = request
-        #: By tokens per block, which is the same in all engines that have the same settings.
-        self._blocks: dict[int, list[int]] = {}
+        #: By tokens per block and the adapter's digest, which are the same in all engines that have the same settings and files.
+        self._blocks: dict[tuple[int, str], list[int]] = {}
         self._key = f"{request.context.tenant}\0{request.affinity_key}".encode() if request.affinity_key else b""
 
     def __call__(self, engines: Sequence[EngineConnection]) -> EngineConnection:
@@ -73,19 +73,22 @@ class PromptCost:
 
     def _of(self, engine: EngineConnection) -> list[int]:
         size, request = engine.blocks.block_size, self._request
-        if size not in self._blocks:
-            salt = Principal(request.context.tenant).scoped_salt(request.cache_salt)
-            # Log probabilities of the prompt need all of it.
-            is_known = bool(size) and not request.sampling.HasField("prompt_logprobs")
-            self._blocks[size] = prefix_ids(salt, request.prompt_token_ids[: size * _MAX_BLOCKS], size) if is_known else []
-        return self._blocks[size]
+        digest = engine.digest_of(request.lora) if request.lora else ""
+        if (size, digest) not in self._blocks:
+            salt = adapter_salt(Principal(request.context.tenant).scoped_salt(request.cache_salt), digest)
+            # Log probabilities of the prompt need all of it. Of an adapter that was not loaded yet, nothing is cached.
+            is_known = bool(size) and not request.sampling.HasField("prompt_logprobs") and bool(digest) == bool(request.lora)
+            self._blocks[size, digest] = prefix_ids(salt, request.prompt_token_ids[: size * _MAX_BLOCKS], size) if is_known else []
+        return self._blocks[size, digest]
 
 
 def demand_of(request: engine_pb2.EngineRequest, routing: Routing = "prefix") -> Demand[EngineConnection]:
     """What a request asks of the engine that takes it."""
-    suits: Callable[[EngineConnection], bool] = (
-        (lambda engine: engine.model.capabilities.continuation) if request.num_output_tokens else lambda engine: True
-    )
+
+    def suits(engine: EngineConnection) -> bool:
+        able = engine.model.capabilities
+        return (able.continuation or not request.num_output_tokens) and (able.lora or not request.lora)
+
     if request.media:
         # The engine may hold the embeddings and the KV cache.
         return Demand(suits, request.media[0].key)

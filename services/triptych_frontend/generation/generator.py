@@ -81,12 +81,13 @@ class Generator:
             with contextlib.ExitStack() as place:
                 principal = Principal(context.tenant) if context is not None else ANONYMOUS
                 place.enter_context(self.admission.admit(principal.tenant))
-                self.model.check_name(request.model)
+                adapter = self.model.adapter_of(request.model)
                 self.model.check_task(common_pb2.TASK_GENERATE)
                 call = await self.preparer.prepare(request, principal, is_final_only, place.callback)
                 meter.preprocessed(call.prompt.preprocess_s)
                 max_tokens = self._max_tokens(call)
                 engine_request = self._engine_request(call, max_tokens, principal, trace)
+                engine_request.lora = adapter
                 generation = self._generation(call, max_tokens, on_news, meter, place)
             await self._submit(generation, call, engine_request, keeps_request)
         except BaseException as error:

@@ -62,7 +62,7 @@ class GenerationServicer(GenerationCalls):
             raise ServiceUnavailableError(self._refusal, retry_after_s=1.0)
 
     def model_name(self, request: Request) -> str:
-        return self.model.info.name
+        return request.model or self.model.info.name
 
     async def responses(self, request: Request, context: _Context, *, is_final_only: bool, is_stream: bool) -> Responses:
         news = asyncio.Event()
@@ -101,12 +101,12 @@ class GenerationServicer(GenerationCalls):
             self._sessions.discard(session)
 
     async def ListModels(self, request: generation_pb2.ListModelsRequest, context: _Context) -> generation_pb2.ListModelsResponse:
-        return generation_pb2.ListModelsResponse(models=[self.model.info])
+        return generation_pb2.ListModelsResponse(models=self.model.listed())
 
     async def Describe(
         self, request: generation_pb2.GenerationServiceDescribeRequest, context: _Context
     ) -> generation_pb2.GenerationServiceDescribeResponse:
-        return generation_pb2.GenerationServiceDescribeResponse(instance=self.instance(), models=[self.model.info])
+        return generation_pb2.GenerationServiceDescribeResponse(instance=self.instance(), models=self.model.listed())
 
     async def GetLoad(self, request: generation_pb2.GetLoadRequest, context: _Context) -> generation_pb2.GetLoadResponse:
         return await self.load()
@@ -143,10 +143,10 @@ class FrontendStages(StageServicer):
             if kind is None:
                 raise InvalidRequestError("an input is needed: chat or complete", field="input")
             if kind == "chat":
-                self._model.check_name(request.chat.model)
+                self._model.adapter_of(request.chat.model)
                 prompt = await self._preprocessor.chat(request.chat, principal, max_model_len=self._model.info.max_model_len)
             else:
-                self._model.check_name(request.complete.model)
+                self._model.adapter_of(request.complete.model)
                 prompt = await self._preprocessor.complete(request.complete, principal)
             prompt.release()
             return preprocess_pb2.PreprocessResponse(
@@ -159,7 +159,7 @@ class FrontendStages(StageServicer):
             )
 
     async def Tokenize(self, request: preprocess_pb2.TokenizeRequest, context: _Context) -> preprocess_pb2.TokenizeResponse:
-        self._model.check_name(request.model)
+        self._model.adapter_of(request.model)
         with self._admission.admit():
             token_ids, tokens = await self._preprocessor.tokenize(
                 request.text,
@@ -169,7 +169,7 @@ class FrontendStages(StageServicer):
             return preprocess_pb2.TokenizeResponse(token_ids=token_ids, tokens=tokens, max_model_len=self._model.info.max_model_len)
 
     async def Detokenize(self, request: detokenize_pb2.DetokenizeRequest, context: _Context) -> detokenize_pb2.DetokenizeResponse:
-        self._model.check_name(request.model)
+        self._model.adapter_of(request.model)
         with self._admission.admit():
             text = await self._preprocessor.detokenize(request.token_ids, _skips_special_tokens(request))
             return detokenize_pb2.DetokenizeResponse(text=text)
@@ -181,7 +181,7 @@ class FrontendStages(StageServicer):
             stream: IncrementalDetokenizer | None = None
             async for request in request_iterator:
                 if stream is None:
-                    self._model.check_name(request.model)
+                    self._model.adapter_of(request.model)
                     stream = IncrementalDetokenizer(
                         self._preprocessor.tokenizer, skip_special_tokens=_skips_special_tokens(request)
                     )

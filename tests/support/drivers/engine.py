@@ -45,10 +45,12 @@ class EngineDriver:
         device: str = "cpu",
         quantization: str = "none",
         batch_invariant: bool = False,
+        lora_dir: Path | None = None,
     ) -> None:
         self.config = RunnerConfig(
             path, "test", max_model_len, max_num_seqs, 2048, block_size, 1 << 30, dtype=dtype, attention=attention,
             device=torch.device(device), quantization=quantization, batch_invariant=batch_invariant,
+            lora_dir=lora_dir,
         )  # fmt: skip
         self.runner = build_runner(self.config)
         self.num_blocks = num_blocks

@@ -23,7 +23,7 @@ from support.fakes.runner import VOCAB_SIZE, FakeRunner, expected_output
 from support.grpc_server import serving
 from support.waiting import until
 
-MODEL = common_pb2.ModelInfo(name="fake", max_model_len=256, vocab_size=VOCAB_SIZE)
+MODEL = common_pb2.ModelInfo(name="fake", max_model_len=256, vocab_size=VOCAB_SIZE, capabilities=common_pb2.Capabilities(lora=True))
 NUM_BLOCKS = 64
 
 

@@ -112,6 +112,7 @@ class FakeRunner:
         self.cache_allocated = True
         self.model_loaded = True
         self.compilations: dict[ConstraintSpec, Future[Any]] = {}
+        self.loras: dict[str, Future[Any]] = {}
 
     def load(self) -> ExecutorInfo:
         return ExecutorInfo(VOCAB_SIZE, 64, self._block_size, "the fake takes no media", 4, None)
@@ -122,6 +123,10 @@ class FakeRunner:
     def compile_constraint(self, spec: ConstraintSpec) -> Future[Any]:
         """Tests end the compilation."""
         return self.compilations.setdefault(spec, Future())
+
+    def load_lora(self, name: str) -> Future[Any]:
+        """Tests end the loading."""
+        return self.loras.setdefault(name, Future())
 
     def check_health(self) -> None:
         if self.lost_device is not None:

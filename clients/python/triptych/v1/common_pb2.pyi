@@ -332,7 +332,7 @@ class PoolingParams(_message.Message):
     def __init__(self, task: _Optional[_Union[Task, str]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., activation: _Optional[bool] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("tasks", "modalities", "max_choices", "max_logprobs", "max_media_items", "constraints", "tools", "reasoning", "default_sampling", "continuation")
+    __slots__ = ("tasks", "modalities", "max_choices", "max_logprobs", "max_media_items", "constraints", "tools", "reasoning", "default_sampling", "continuation", "lora")
     TASKS_FIELD_NUMBER: _ClassVar[int]
     MODALITIES_FIELD_NUMBER: _ClassVar[int]
     MAX_CHOICES_FIELD_NUMBER: _ClassVar[int]
@@ -343,6 +343,7 @@ class Capabilities(_message.Message):
     REASONING_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_FIELD_NUMBER: _ClassVar[int]
+    LORA_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedScalarFieldContainer[Task]
     modalities: _containers.RepeatedScalarFieldContainer[Modality]
     max_choices: int
@@ -353,10 +354,11 @@ class Capabilities(_message.Message):
     reasoning: bool
     default_sampling: SamplingParams
     continuation: bool
-    def __init__(self, tasks: _Optional[_Iterable[_Union[Task, str]]] = ..., modalities: _Optional[_Iterable[_Union[Modality, str]]] = ..., max_choices: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_media_items: _Optional[int] = ..., constraints: _Optional[_Iterable[str]] = ..., tools: _Optional[bool] = ..., reasoning: _Optional[bool] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., continuation: _Optional[bool] = ...) -> None: ...
+    lora: bool
+    def __init__(self, tasks: _Optional[_Iterable[_Union[Task, str]]] = ..., modalities: _Optional[_Iterable[_Union[Modality, str]]] = ..., max_choices: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_media_items: _Optional[int] = ..., constraints: _Optional[_Iterable[str]] = ..., tools: _Optional[bool] = ..., reasoning: _Optional[bool] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., continuation: _Optional[bool] = ..., lora: _Optional[bool] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "revision", "fingerprint", "architecture", "max_model_len", "vocab_size", "eos_token_ids", "quantization", "capabilities", "weights_fingerprint")
+    __slots__ = ("name", "revision", "fingerprint", "architecture", "max_model_len", "vocab_size", "eos_token_ids", "quantization", "capabilities", "weights_fingerprint", "adapters", "parent")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -367,6 +369,8 @@ class ModelInfo(_message.Message):
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     fingerprint: str
@@ -377,4 +381,14 @@ class ModelInfo(_message.Message):
     quantization: str
     capabilities: Capabilities
     weights_fingerprint: str
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., quantization: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., weights_fingerprint: _Optional[str] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    parent: str
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., fingerprint: _Optional[str] = ..., architecture: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., quantization: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., weights_fingerprint: _Optional[str] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., parent: _Optional[str] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "digest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...

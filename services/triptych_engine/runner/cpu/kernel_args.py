@@ -38,7 +38,7 @@ class DecoderLayerArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("norm", "mlp_norm", "q_norm", "k_norm")),
         *((name, PackedWeight) for name in ("qkv", "out", "gate_up", "down")),
         ("sinks", ctypes.c_void_p),
-        *((name, ctypes.c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "window")),
+        *((name, ctypes.c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "window", "index")),
         *((name, ctypes.c_float) for name in ("norm_eps", "mlp_norm_eps", "qk_norm_eps", "scaling", "softcap")),
     ]
 
@@ -51,7 +51,18 @@ class DecoderStepArgs(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("attention", "layers", "k_caches", "v_caches", "x", "out", "cos", "sin", "workspace")
         ),
-        ("stage_ns", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("stage_ns", "lora_slots", "lora_adapters")),
         *((name, ctypes.c_int64) for name in ("num_layers", "rotary_dim")),
         ("bf16_cache", ctypes.c_int32),
+    ]
+
+
+class LoraUpdate(ctypes.Structure):
+    """Mirror of LoraUpdate in lora.h; the fields are described there."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("a", "b")),
+        *((name, ctypes.c_int64) for name in ("in_features", "out_features", "first")),
+        *((name, ctypes.c_int32) for name in ("rank", "is_bf16")),
+        ("scale", ctypes.c_float),
     ]

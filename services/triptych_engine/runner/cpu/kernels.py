@@ -15,7 +15,7 @@ from triptych_common.host.cpu import isas_of_this_cpu
 
 from triptych_engine.runner.cpu import kernel_build
 from triptych_engine.runner.cpu.huge_pages import HugePages
-from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs, KernelArgs
+from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs, KernelArgs, LoraUpdate
 from triptych_engine.runner.cpu.openmp import share_runtime_of_torch
 from triptych_engine.runner.cpu.quant_kernels import QuantKernels
 from triptych_engine.runner.cpu.sampling_kernels import SamplingKernels
@@ -81,10 +81,12 @@ class CpuKernels:
         self._linear_row_words: Callable[[int], int] = functools.cache(library.triptych_linear_row_words)
         #: How products of many rows with bf16 weights are computed.
         self.linear_method: str = LINEAR_METHODS[library.triptych_linear_method()]
-        library.triptych_decoder_layer_args_size.restype = library.triptych_decoder_step_args_size.restype = count
-        sizes = library.triptych_decoder_layer_args_size(), library.triptych_decoder_step_args_size()
-        if sizes != (ctypes.sizeof(DecoderLayerArgs), ctypes.sizeof(DecoderStepArgs)):
-            raise AssertionError("DecoderLayerArgs and DecoderStepArgs do not mirror decoder_layer.cpp")
+        structs = {"decoder_layer_args": DecoderLayerArgs, "decoder_step_args": DecoderStepArgs, "lora_update": LoraUpdate}
+        for name, struct in structs.items():
+            size = getattr(library, f"triptych_{name}_size")
+            size.restype = count
+            if size() != ctypes.sizeof(struct):
+                raise AssertionError(f"{struct.__name__} does not mirror that of csrc/")
         self._decoder_layer_workspace = {name: getattr(library, f"triptych_decoder_layer_workspace_{name}") for name in FORMATS}
         for function in self._decoder_layer_workspace.values():
             function.restype = count

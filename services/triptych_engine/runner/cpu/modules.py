@@ -18,7 +18,8 @@ class SharedProduct:
 
     def __init__(self, linears: Sequence[nn.Linear | QuantLinear], pack: Pack) -> None:
         self.linear = pack(*linears)
-        self._sizes = [linear.out_features for linear in linears]
+        #: Number of outputs of each layer.
+        self.sizes = [linear.out_features for linear in linears]
         self._input: torch.Tensor | None = None  # held, so that no other tensor can be mistaken for it
         self._outputs: dict[int, torch.Tensor] = {}  # layer -> its output, until it is taken
 
@@ -26,7 +27,7 @@ class SharedProduct:
         """The output of one of the layers. The first call for an input computes the outputs of all layers."""
         if x is not self._input or index not in self._outputs:
             self._input = x
-            self._outputs = dict(enumerate(self.linear(x).split(self._sizes, -1)))
+            self._outputs = dict(enumerate(self.linear(x).split(self.sizes, -1)))
         output = self._outputs.pop(index)
         if not self._outputs:
             self._input = None
@@ -44,6 +45,12 @@ class LinearPart(nn.Module):
     def product(self) -> PackedLinear:
         """The product that it is a part of."""
         return self._shared.linear
+
+    @property
+    def outputs(self) -> tuple[int, int]:
+        """Index of its first output among those of the product, and how many it has."""
+        sizes = self._shared.sizes
+        return sum(sizes[: self._index]), sizes[self._index]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._shared.take(self._index, x)

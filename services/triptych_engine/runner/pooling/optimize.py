@@ -22,7 +22,7 @@ class GeluLinear(PackedLinear):
     """gelu(linear(x)) in one product. x: [..., in_features] of the weight's dtype."""
 
     def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
+        super().__init__(linear.in_features, linear.out_features)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data, _PACK_FOR_ROWS)
         self._bias = None if linear.bias is None else linear.bias.data
 

@@ -4,6 +4,7 @@
 
 #include "elementwise.h"
 #include "linear/linear_quant.h"
+#include "lora.h"
 #include "attention/paged_attention.h"
 #include "stage_clock.h"
 #include "team.h"
@@ -24,6 +25,7 @@ struct DecoderLayerArgs {
   PackedWeight down;      // intermediate -> hidden
   const float* sinks;     // [num_q_heads], or null
   int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim, window;
+  int32_t index;          // of the layer in the model
   float norm_eps, mlp_norm_eps, qk_norm_eps, scaling, softcap;
 };
 
@@ -39,6 +41,8 @@ struct DecoderStepArgs {
   const float* sin;  // [rows, rotary_dim]
   float* workspace;   // rows, rounded up to a multiple of 16, * the format's triptych_decoder_layer_workspace of a layer
   int64_t* stage_ns;  // [3], see stage_clock.h: time is added; or null
+  const int32_t* lora_slots;                // see LoraStep
+  const LoraUpdate* const* lora_adapters;
   int64_t num_layers, rotary_dim;
   int32_t bf16_cache;  // whether the cache is bfloat16, else float32
 };
@@ -100,6 +104,18 @@ void rotate_token(const DecoderLayerArgs& l, const DecoderStepArgs& s, const Wor
   }
 }
 
+// A product's result, before the thread goes over its own rows: the updates of their adapters are added.
+struct Adapted {
+  const LoraStep lora;
+  const int64_t layer, rows;
+
+  void add(int first, int count, const float* x, const PackedWeight& w, float* out) const {
+    if (!lora.slots) return;
+    const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    lora.add(layer, first, count, x, w.in_features, out, w.out_features, rows * thread / threads, rows * (thread + 1) / threads);
+  }
+};
+
 void add_row(float* to, const float* added, int64_t size) {
   for (int64_t i = 0; i < size; i++) to[i] += added[i];
 }
@@ -113,6 +129,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
   uint32_t* prepared = (uint32_t*)w.prepared;
   const Input<Format> normed{w.normed, prepared, hidden}, attended{w.attended, prepared, l.out.in_features},
       gated{w.gated, prepared, inner};
+  const Adapted adapted{{s.lora_slots, s.lora_adapters}, l.index, rows};
   Team::for_rows(rows, [&](int64_t r) {
     norm_row(x + r * hidden, l.norm, normed.row(r), hidden, l.norm_eps);
     normed.written(r, rows);
@@ -122,6 +139,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
   normed.multiply(l.qkv, w.qkv, rows);
   team.wait();
   clock.mark(kLinearStage);
+  adapted.add(0, 3, w.normed, l.qkv, w.qkv);
   Team::for_rows(rows, [&](int64_t r) {
     rotate_token(l, s, w, r);
     write_token<float, float, Cache>(a, int(r));
@@ -139,13 +157,14 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
   attended.multiply(l.out, w.added, rows);
   team.wait();
   clock.mark(kLinearStage);
+  adapted.add(3, 1, w.attended, l.out, w.added);
   Team::for_rows(rows, [&](int64_t r) {
     add_norm_row(x + r * hidden, w.added + r * hidden, l.mlp_norm, s.out + r * hidden, normed.row(r), hidden, l.mlp_norm_eps);
     normed.written(r, rows);
   });
   team.wait();
   clock.mark(kOtherStage);
-  if (Format::gates(l.gate_up, rows)) {
+  if (!s.lora_slots && Format::gates(l.gate_up, rows)) {
     uint32_t* prepared_gated = (uint32_t*)w.gated;  // in the same place: the prepared form is at most as long
     Format::gated_shared(prepared, l.gate_up, prepared_gated, rows);
     team.wait();
@@ -154,6 +173,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
     normed.multiply(l.gate_up, w.gate_up, rows);
     team.wait();
     clock.mark(kLinearStage);
+    adapted.add(4, 2, w.normed, l.gate_up, w.gate_up);
     Team::for_rows(rows, [&](int64_t r) {
       silu_mul_row(w.gate_up + 2 * r * inner, w.gate_up + (2 * r + 1) * inner, gated.row(r), inner);
       gated.written(r, rows);
@@ -164,6 +184,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
   }
   team.wait();
   clock.mark(kLinearStage);
+  adapted.add(6, 1, w.gated, l.down, w.added);
   // No barrier: the next layer begins with the same rows in the same threads.
   Team::for_rows(rows, [&](int64_t r) { add_row(s.out + r * hidden, w.added + r * hidden, hidden); });
   clock.mark(kOtherStage);
@@ -185,6 +206,7 @@ extern "C" {
 
 int64_t triptych_decoder_layer_args_size() { return sizeof(DecoderLayerArgs); }
 int64_t triptych_decoder_step_args_size() { return sizeof(DecoderStepArgs); }
+int64_t triptych_lora_update_size() { return sizeof(LoraUpdate); }
 
 // Computes layers; and the number of 32-bit words of workspace that a layer needs per row. name: format of all of their weights.
 #define DECODER_LAYERS(name, Format)                                                                                              \

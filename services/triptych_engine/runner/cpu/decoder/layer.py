@@ -86,6 +86,18 @@ class FusedDecoderLayer(nn.Module):
         x, normed = self._kernels.add_rms_norm(x, self._out(attended.flatten(1)), self._mlp_weight, self._mlp_eps)
         return x.add_(self._mlp(normed))[None]
 
+    def linears(self) -> list[tuple[int, PackedLinear, tuple[int, ...]]]:
+        """Its products: the number of the first linear layer of each, in the order q, k, v, output, gate, up, down; and the number
+        of outputs of its layers."""
+        heads = self._num_q_heads * self._head_dim, self._num_kv_heads * self._head_dim, self._num_kv_heads * self._v_head_dim
+        inner, down = self._mlp.down.in_features, self._mlp.down
+        return [
+            (0, self._qkv, heads),
+            (3, self._out, (self._out.out_features,)),
+            (4, self._mlp.gate_up, (inner, inner)),
+            (6, down, (down.out_features,)),
+        ]
+
     @property
     def cache_shape(self) -> LayerShape:
         """What it stores per token."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from triptych_engine.runner.cpu.attention import CpuAttention
+from triptych_engine.runner.cpu.decoder.adapters import current_adapters
 from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs, PackedWeight
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.linear.layers import KernelLinear
@@ -61,7 +62,8 @@ class LayerKernel:
         self.group = heads[0] // heads[1]  # query heads per key head
         self.args = DecoderLayerArgs(
             norm.data_ptr(), mlp_norm.data_ptr(), _address(q_norm), _address(k_norm), *(_packed(one) for one in products),
-            _address(sinks), *heads, options["window"], norm_eps, mlp_norm_eps, qk_eps, options["scaling"], options["softcap"],
+            _address(sinks), *heads, options["window"], index, norm_eps, mlp_norm_eps, qk_eps, options["scaling"],
+            options["softcap"],
         )  # fmt: skip
         self.weight_format = products[0].weight_format
         self.words_per_row = kernels.decoder_layer_workspace(self.args, self.weight_format)
@@ -92,10 +94,12 @@ class LayerStack:
         """x: [num_tokens, hidden_size] fp32, dense; cos, sin: [num_tokens, rotary_dim] fp32, dense. The result is like x."""
         kernels, out = self._first.kernels, torch.empty_like(x)
         attention, k_caches, v_caches = backend.layer_args(self._indices, self._first.group)
+        adapters = current_adapters()
+        slots, tables = (None, None) if adapters is None else (adapters.slots.ctypes.data, adapters.tables)
         step = DecoderStepArgs(
             attention, ctypes.addressof(self._addresses), k_caches, v_caches, x.data_ptr(), out.data_ptr(), cos.data_ptr(),
-            sin.data_ptr(), kernels.workspace(x.shape[0], self._first.words_per_row), kernels.stage_ns, len(self._indices),
-            cos.shape[-1], backend.dtype == torch.bfloat16,
+            sin.data_ptr(), kernels.workspace(x.shape[0], self._first.words_per_row), kernels.stage_ns,
+            slots, tables, len(self._indices), cos.shape[-1], backend.dtype == torch.bfloat16,
         )  # fmt: skip
         kernels.decoder_layers[self._first.weight_format](ctypes.byref(step))
         return out

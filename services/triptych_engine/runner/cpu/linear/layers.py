@@ -17,6 +17,10 @@ class PackedLinear(nn.Module):
     """A linear layer whose weight is packed once, in a special layout. It can combine several layers; its output is then their
     outputs concatenated. See `pack`."""
 
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+
 
 class OneDnnLinear(PackedLinear):
     """The weight is in oneDNN's blocked layout, so no call has to pack it. x and result: [..., features] of the weight's dtype.
@@ -26,7 +30,7 @@ class OneDnnLinear(PackedLinear):
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, batch_invariant: bool = False) -> None:
-        super().__init__()
+        super().__init__(weight.shape[1], weight.shape[0])
         self._batch_invariant = batch_invariant
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_FOR_ROWS)
         self._bias = bias
@@ -48,10 +52,6 @@ class KernelLinear(PackedLinear):
     #: In the layout of its format; None while the layer does not compute in that format.
     weight: torch.Tensor | None
     bias: torch.Tensor | None  # fp32, padded to whole panels
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
 
     def _multiply(self, multiply: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """Compute with one of the kernels' products. x: [..., in_features] fp32 or bf16; the result is like x."""
