@@ -20,6 +20,7 @@ class ServedModel:
         self.info = info
         self._own_max_model_len = info.max_model_len
         self._engine_max_model_len = info.max_model_len
+        self._has_engines = False  # or had some
 
     @property
     def shortens_context(self) -> bool:
@@ -32,8 +33,12 @@ class ServedModel:
         self._engine_max_model_len = min(contexts, default=self._own_max_model_len)
         self.info.max_model_len = min(self._own_max_model_len, self._engine_max_model_len)
         if engine_models:  # else they are restarted, or sleep, and have their adapters afterwards
+            self._has_engines = True
             self.info.capabilities.lora = any(model.capabilities.lora for model in engine_models)
-            digests = {adapter.name: adapter.digest for model in engine_models for adapter in model.adapters}
+            digests: dict[str, str] = {}
+            for adapter in (adapter for model in engine_models for adapter in model.adapters):
+                # Some engines may not have loaded it, and some may have an older one.
+                digests[adapter.name] = max(adapter.digest, digests.get(adapter.name, ""))
             del self.info.adapters[:]
             self.info.adapters.extend(common_pb2.Adapter(name=name, digest=digests[name]) for name in sorted(digests))
 
@@ -55,7 +60,9 @@ class ServedModel:
         Raises:
             ModelNotFoundError: it names another model, or this one takes no adapters.
         """
-        adapter = name.removeprefix(f"{self.info.name}:") if self.info.capabilities.lora else name
+        # Without an engine it is not known yet whether they take adapters.
+        may_be_one = self.info.capabilities.lora or not self._has_engines
+        adapter = name.removeprefix(f"{self.info.name}:") if may_be_one else name
         if adapter == name or not adapter:
             self.check_name(name)
             return ""

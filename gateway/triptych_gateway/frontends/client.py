@@ -100,7 +100,7 @@ class FrontendClient:
     ) -> AsyncGenerator[detokenize_pb2.DetokenizeStreamResponse, None]:
         """Growing token ids of a model to text, by one frontend."""
         await self._models.until_served(model, needs_engine=False)
-        frontend = self._router.choose(demand_of(model))
+        frontend = self._router.choose(demand_of(self._models, model))
         if frontend is None:
             raise self._router.none_left()
         with frontend.in_use():
@@ -148,15 +148,15 @@ class FrontendClient:
 
         if not waits:
             await self._pool.until_tried()
-            return await self._router.ask(demand_of(model), call, waits=False)
+            return await self._router.ask(demand_of(self._models, model), call, waits=False)
         await self._models.until_served(model, [request], tenant=tenant, needs_engine=method.needs_engine)
         try:
-            return await self._router.ask(demand_of(model), call)
+            return await self._router.ask(demand_of(self._models, model), call)
         except ServiceUnavailableError:
             # It may have been sent away because the model was about to sleep.
             if not await self._models.until_served(model, [request], tenant=tenant, needs_engine=method.needs_engine):
                 raise
-        return await self._router.ask(demand_of(model), call)
+        return await self._router.ask(demand_of(self._models, model), call)
 
 
 async def _outcomes(work: Iterable[Awaitable[Response]]) -> tuple[list[Response], list[TriptychError]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -42,11 +41,6 @@ _Request = generation_pb2.GenerationServiceSessionRequest
 _Response = generation_pb2.GenerationServiceSessionResponse
 
 
-def is_adapter_of(name: str, info: common_pb2.ModelInfo) -> bool:
-    """Whether a name is `model:adapter` of a model that takes adapters."""
-    return info.capabilities.lora and len(name) > len(info.name) + 1 and name.startswith(f"{info.name}:")
-
-
 class FrontendConnection(SessionConnection[Calls, _Request, _Response]):
     """The session with the frontend at one address, the stubs of its other services, and a channel for files."""
 
@@ -65,9 +59,8 @@ class FrontendConnection(SessionConnection[Calls, _Request, _Response]):
         self._uploads = asyncio.Semaphore(_MAX_UPLOADS)
 
     def serves(self, model: str) -> bool:
-        """Whether it serves the model of this name, as far as it was ever heard of. Every frontend serves the empty name. Adapters
-        can come at any time: the engines know whether there is one of this name."""
-        return not model or any(info.name == model or is_adapter_of(model, info) for info in self.models)
+        """Whether it serves the model of this name, as far as it was ever heard of. Every frontend serves the empty name."""
+        return not model or any(info.name == model and not info.parent for info in self.models)
 
     @property
     def is_ready(self) -> bool:
@@ -242,8 +235,12 @@ class FrontendConnection(SessionConnection[Calls, _Request, _Response]):
         """Follow what the models are: adapters come, go and are replaced. Until the session ends."""
         while True:
             await asyncio.sleep(_DESCRIBE_INTERVAL_S)
-            with contextlib.suppress(grpc.aio.AioRpcError):
+            try:
                 await self._describe()
+            except grpc.aio.AioRpcError as error:
+                log.debug("the frontend at %s does not describe its models: %s", self.address, error.code().name)
+            except Exception:
+                log.exception("unexpected error of the description of the frontend at %s", self.address)
 
     async def _note_readiness(self, is_serving: bool) -> None:
         if is_serving:

@@ -12,7 +12,7 @@ from triptych.v1 import common_pb2
 from triptych_common.cluster.pool import GRACE_S, Pool
 from triptych_common.host.fair_share import FairShare
 
-from triptych_gateway.frontends.connection import FrontendConnection, is_adapter_of
+from triptych_gateway.frontends.connection import FrontendConnection
 
 #: Memory of all requests that wait for models, in bytes. Further ones are refused.
 MAX_WAITING_BYTES = 256 << 20
@@ -60,8 +60,21 @@ class ServedModels:
         return (info for frontend in self._pool.connections for info in frontend.models)
 
     def base_of(self, model: str) -> str:
-        """The model that an adapter is of, which is named as `model:adapter`; of any other name the name itself."""
-        return next((info.name for info in self._heard if is_adapter_of(model, info)), model)
+        """The model that an adapter is of, which is named as `model:adapter`; of any other name the name itself.
+
+        Adapters can come at any time: the engines know whether there is one of this name. A model whose frontends are away may take
+        some.
+        """
+        if ":" not in model or model in (names := self.names):
+            return model
+        heard = [info for info in self._heard if model.startswith(f"{info.name}:")]
+        refusing = {info.name for info in heard} - {info.name for info in heard if info.capabilities.lora}
+        bases = [name for name in names if model.startswith(f"{name}:") and model != f"{name}:" and name not in refusing]
+        return max(bases, key=len, default=model)
+
+    def serves(self, frontend: FrontendConnection, model: str) -> bool:
+        """Whether a frontend serves the model of this name, or the model that the adapter of this name is of."""
+        return frontend.serves(self.base_of(model))
 
     async def until_served(
         self, model: str, messages: Iterable[Message] = (), *, tenant: str = "", needs_engine: bool = True
@@ -87,7 +100,7 @@ class ServedModels:
         await self.check(model)
         if self.is_served(model, needs_engine):
             return False
-        wait_s = max(self._wait_s, self._pool.grace_left_s(suits=lambda one: one.serves(model)))
+        wait_s = max(self._wait_s, self._pool.grace_left_s(suits=lambda one: self.serves(one, model)))
         if wait_s <= 0 and self._wake is None:
             return False
         num_bytes = _REQUEST_BYTES + sum(message.ByteSize() for message in messages)
@@ -122,7 +135,7 @@ class ServedModels:
 
         if await self._pool.until(lambda: is_served() or is_gone(), wait_s) and not is_served():
             # A successor with another address may be listed a moment later.
-            await self._pool.until(is_served, self._pool.grace_left_s(suits=lambda one: one.serves(model)))
+            await self._pool.until(is_served, self._pool.grace_left_s(suits=lambda one: self.serves(one, model)))
             if is_gone():
                 raise self.unknown(model)
 
@@ -151,7 +164,8 @@ class ServedModels:
 
     def is_served(self, model: str, needs_engine: bool = True) -> bool:
         """Whether there is a frontend of this model now, and with it an engine if one is needed."""
-        return any(one.serves(model) and (one.is_ready if needs_engine else one.takes_calls) for one in self._pool.connections)
+        suiting = (one for one in self._pool.connections if self.serves(one, model))
+        return any(one.is_ready if needs_engine else one.takes_calls for one in suiting)
 
 
 def _visible(names: list[str]) -> str:

@@ -35,7 +35,7 @@ class FrontendRouter(Router[FrontendConnection]):
         Args:
             on_accepted: called once, when the files of the calls are no longer kept.
         """
-        demand = demand_of(calls[0].request.model, calls)
+        demand = demand_of(self._models, calls[0].request.model, calls)
 
         def place_again(mailbox: Calls, error: TriptychError) -> asyncio.Task[None] | None:
             return self.place_again(mailbox, demand, error)
@@ -73,9 +73,9 @@ class FrontendRouter(Router[FrontendConnection]):
         await super().place(call, demand, error)
 
 
-def demand_of(model: str, calls: Sequence[FrontendCall] = ()) -> Demand[FrontendConnection]:
+def demand_of(models: ServedModels, model: str, calls: Sequence[FrontendCall] = ()) -> Demand[FrontendConnection]:
     """What a request to a model asks of a frontend."""
-    return Demand(lambda frontend: frontend.serves(model), _sticky_key(calls))
+    return Demand(lambda frontend: models.serves(frontend, model), _sticky_key(calls))
 
 
 def _sticky_key(calls: Sequence[FrontendCall]) -> bytes | None:

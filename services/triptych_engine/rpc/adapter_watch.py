@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from triptych.v1 import common_pb2
 
 from triptych_engine.runner.lora.directory import LoraDirectory
 
+log = logging.getLogger(__name__)
 #: Time between two looks into the directory, in seconds. A request finds an adapter without it.
 _INTERVAL_S = 1.0
 
@@ -29,9 +31,12 @@ class AdapterWatch:
     async def run(self) -> None:
         """Look into the directory until cancelled."""
         while True:
-            self._names = await asyncio.to_thread(self._directory.names)
-            self._digests = {name: digest for name, digest in self._digests.items() if name in self._names}
-            self._tell()
+            try:
+                self._names = await asyncio.to_thread(self._directory.names)
+                self._digests = {name: digest for name, digest in self._digests.items() if name in self._names}
+                self._tell()
+            except Exception:
+                log.exception("the directory of adapters cannot be followed")
             await asyncio.sleep(_INTERVAL_S)
 
     def loaded(self, name: str, digest: str) -> None:

@@ -36,10 +36,14 @@ class Preparation:
         """Add the sequences of one request to the core, at once if they need no preparation. Each gets a last output anyway."""
         constraint, lora = requests[0].sampling.constraint, requests[0].lora
         needed: list[Future[Any]] = []
-        if constraint is not None:
-            needed.append(core.compile_constraint(constraint.spec))
-        if lora:
-            needed.append(core.load_lora(lora))
+        try:
+            if constraint is not None:
+                needed.append(core.compile_constraint(constraint.spec))
+            if lora:
+                needed.append(core.load_lora(lora))
+        except TriptychError as error:  # e.g. the model was unloaded a moment ago
+            self._end(core, requests, FinishReason.ERROR, error)
+            return
         if all(one.done() and one.exception() is None for one in needed):
             self._add_now(core, requests, needed)
             return

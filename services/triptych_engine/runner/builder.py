@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import logging
 import time
@@ -38,6 +37,8 @@ from triptych_engine.runner.pooling_runner import PoolingRunner
 from triptych_engine.runner.quantization.formats import ON_THE_FLY
 from triptych_engine.runner.transfer import use_device
 from triptych_engine.runner.verdicts import Verdicts
+from triptych_engine.scheduling.output import NewSequence, SchedulerOutput
+from triptych_engine.scheduling.request import SamplingParams
 
 log = logging.getLogger(__name__)
 #: Length of the prompt that shows whether results depend on the batch: more keys than the attention takes at once.
@@ -229,9 +230,15 @@ def _allow_loras(runner: ModelRunner, parts: RunnerParts, folder: Path) -> None:
     if not folder.is_dir():
         raise StartupError(f"lora_dir: there is no directory {folder}")
     probe = model.probe_token_ids.tolist()
+    blocks = list(range(-(-len(probe) // config.block_size)))
+    sequence = NewSequence("probe", probe, len(probe), 0, blocks, SamplingParams(max_tokens=1, temperature=0.0))
+
+    def step() -> None:
+        runner.execute(SchedulerOutput(new=[sequence], num_scheduled_tokens={"probe": len(probe)}))
+        runner.execute(SchedulerOutput(dropped=["probe"]))
+
     uses_kernels = isinstance(parts.backend, CpuAttention)
-    run = functools.partial(runner.prompt_logits, probe)
-    runner.loras = lora_store(model.model, run, len(probe), folder, config.max_loras, uses_kernels=uses_kernels)
+    runner.loras = lora_store(model.model, step, len(probe), folder, config.max_loras, uses_kernels=uses_kernels)
 
 
 def _quantize(runner: ModelRunner, parts: RunnerParts, verdicts: Verdicts) -> None:

@@ -8,7 +8,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from triptych.errors import InternalError, ServiceUnavailableError, TriptychError
+from triptych.errors import InternalError, ModelNotFoundError, ServiceUnavailableError, TriptychError
 from triptych.status import from_request_error
 from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.cluster.router import RETRYABLE, Demand, Router
@@ -178,7 +178,8 @@ class Placement:
                 error.field = "model"
             self._report(error)
             aborts = len(self._live) > 1
-            if not isinstance(error, RETRYABLE) or not self._move(error, self._tried_now(), "refused", aborts=aborts):
+            may_move = isinstance(error, (*RETRYABLE, ModelNotFoundError))  # another engine may have the adapter
+            if not may_move or not self._move(error, self._tried_now(), "refused", aborts=aborts):
                 self._end(position)
                 self._listener.on_error(self._sequences[position].index, error)
             return

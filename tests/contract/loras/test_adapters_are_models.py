@@ -23,6 +23,7 @@ from support.waiting import until
 from triptych.status import from_rpc_error
 from triptych.v1 import generation_pb2, generation_pb2_grpc
 from triptych_common.rpc.channels import open_channel
+from triptych_engine.runner.lora.directory import LoraDirectory
 from triptych_engine.service import EngineService
 from triptych_frontend.service import Frontend
 from triptych_frontend.settings import FrontendSettings
@@ -178,6 +179,18 @@ async def test_the_frontend_answers_over_grpc_with_the_clients_name_of_the_field
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Complete(request)
         assert (caught.value.code(), from_rpc_error(caught.value).field) == (grpc.StatusCode.NOT_FOUND, "model")
+
+
+async def test_an_adapter_that_only_one_engine_has_is_found_there(base: Path, tmp_path: Path) -> None:
+    save_adapter(base, tmp_path / "a" / "one", 1)
+    (tmp_path / "b").mkdir()
+    async with suite(base, tmp_path / "b", num_engines=2) as served:
+        engine = served.engines[1]
+        engine._loaded()._executor.runner.loras._directory = LoraDirectory(tmp_path / "a")
+        for number in range(6):
+            response = await served.complete(f"{base.name}:one", prompt=f"{number}")
+            assert response.status_code == 200, response.text
+        assert (await served.complete(f"{base.name}:absent")).status_code == 404
 
 
 async def test_without_a_directory_there_are_no_adapters(base: Path, tmp_path: Path) -> None:

@@ -60,18 +60,23 @@ def read_adapter(files: AdapterFiles, targets: dict[str, LoraTarget], dtype: tor
         config = PeftConfig(files.name, files.config.read_bytes())
         data = files.weights.read_bytes()
         tensors = load_safetensors(data)
-    except (OSError, SafetensorError) as error:
-        raise refusal(files.name, f"its files cannot be read: {str(error).splitlines()[0]}") from error
+    except OSError as error:  # without the path
+        raise refusal(files.name, f"its files cannot be read: {error.strerror}") from error
+    except SafetensorError as error:
+        raise refusal(files.name, f"its weights cannot be read: {str(error)[:200]}") from error
     adapter = LoraAdapter(files.name, hashlib.sha256(config.canonical + b"\0" + data).hexdigest())
     del data
     modules = _modules_of(files.name, tensors)
-    config.check_complete(modules)
+    config.check_complete(modules, targets)
     num_layers = 1 + max((target.place[0] for target in targets.values() if target.place is not None), default=-1)
     adapter.table = (LoraUpdate * (num_layers * len(KERNEL_UPDATES)))()
     for module in modules:
         a, b = (tensors.pop(f"{_PREFIX}{module}{suffix}") for suffix in _SUFFIXES)
         if (target := targets.get(module)) is None:
-            raise refusal(files.name, f"it changes {module}, which is no linear layer of this model that adapters can change")
+            why = f"it changes {module[:200]}, which is no linear layer of this model that adapters can change"
+            raise refusal(files.name, why)
+        if not (a.is_floating_point() and b.is_floating_point() and a.isfinite().all() and b.isfinite().all()):
+            raise refusal(files.name, f"the weights of {module} are not all finite numbers of a floating point type")
         _check_shapes(files.name, module, (tuple(a.shape), tuple(b.shape)), config.rank(module), target)
         _put(adapter, target, a, b, config.scale(module), dtype)
     return adapter
@@ -90,7 +95,7 @@ def _modules_of(name: str, tensors: dict[str, torch.Tensor]) -> list[str]:
         raise refusal(name, "its file has no weights")
     for module, number in modules.items():
         if number != len(_SUFFIXES):
-            raise refusal(name, f"of {module} it has only one of lora_A and lora_B")
+            raise refusal(name, f"of {module[:200]} it has only one of lora_A and lora_B")
     return list(modules)
 
 

@@ -28,7 +28,8 @@ def lora_store(
     """The adapters of a directory for a model, which is prepared for them.
 
     Args:
-        run: computes a step of `num_tokens` tokens. It shows which layers get each token once; others cannot be changed.
+        run: computes a prompt of `num_tokens` tokens, of which only the last one's logits are wanted. It shows which layers get
+            each token once. Others cannot be changed: single experts, and what comes after the wanted tokens are picked.
         uses_kernels: kernels of decoder layers are used where there are any.
     """
     found = lora_targets(model, model.get_output_embeddings(), uses_kernels=uses_kernels)

@@ -39,10 +39,16 @@ class LoraDirectory:
     def names(self) -> list[str]:
         """The adapters that are there, in order."""
         try:
-            entries = [entry.name for entry in self._path.iterdir() if (entry / CONFIG_FILE).is_file()]
+            entries = [entry.name for entry in self._path.iterdir()]
         except OSError:
             return []
-        return sorted(filter(_NAME.fullmatch, entries))
+        return sorted(name for name in entries if self._is_there(name))
+
+    def _is_there(self, name: str) -> bool:
+        try:
+            return bool(_NAME.fullmatch(name)) and (self._path / name / CONFIG_FILE).is_file()
+        except OSError:  # e.g. a directory that this user may not read
+            return False
 
     def files(self, name: str) -> AdapterFiles:
         """The files of the adapter of this name.
@@ -52,7 +58,7 @@ class LoraDirectory:
             InvalidRequestError: its weights are not in safetensors.
         """
         folder = self._path / name
-        if not _NAME.fullmatch(name) or not (folder / CONFIG_FILE).is_file():
+        if not self._is_there(name):
             # Without the names of others: the caller's key may not know them.
             raise ModelNotFoundError(f"there is no adapter {name[:100]!r}", field="lora", value=name[:100])
         try:

@@ -43,6 +43,8 @@ class LoraStep:
 
     def add(self, product: nn.Module, x: torch.Tensor, out: torch.Tensor) -> None:
         x, out = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
+        if len(x) != len(self.slots):
+            raise AssertionError(f"a product with adapters got {len(x)} rows in a step of {len(self.slots)} tokens")
         for adapter, rows in self._adapter_rows:
             for update in adapter.updates.get(product, ()):
                 inner = nn.functional.linear(x[rows].to(update.a.dtype), update.a)

@@ -35,16 +35,16 @@ class LoraStore:
         self._lock = threading.Lock()
         self._loading: dict[str, Future[LoraAdapter]] = {}
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "loras")
-        #: Name -> the files as they were read, and what came of it; the least recently used first.
-        self._kept: OrderedDict[str, tuple[AdapterFiles, LoraAdapter | InvalidRequestError]] = OrderedDict()
+        #: Name -> the files as they were read, and the adapter, or why it cannot be used; the least recently used first.
+        self._kept: OrderedDict[str, tuple[AdapterFiles, LoraAdapter | str]] = OrderedDict()
         self._alive: WeakValueDictionary[str, LoraAdapter] = WeakValueDictionary()  # by digest
         self._num_reading = 0
 
     def load(self, name: str) -> Future[LoraAdapter]:
         """The adapter of this name as it is on disk now.
 
-        The error of the future is a ModelNotFoundError if there is none, an InvalidRequestError if it cannot be used, and a
-        ServiceUnavailableError if there is no place.
+        The error of the future is a ModelNotFoundError if there is none, an InvalidRequestError if it cannot be used, a
+        ServiceUnavailableError if there is no place, and a MemoryError.
         """
         with self._lock:
             loading = self._loading.get(name)
@@ -71,45 +71,59 @@ class LoraStore:
     def _kept_or_read(self, files: AdapterFiles) -> LoraAdapter:
         with self._lock:
             kept = self._kept.get(files.name)
-            if kept is not None and kept[0] == files:
+            if kept is None or kept[0] != files:
+                self._kept.pop(files.name, None)
+                kept = None
+                self._make_room()
+                self._num_reading += 1
+            else:
                 self._kept.move_to_end(files.name)
-                if isinstance(kept[1], LoraAdapter):
-                    return kept[1]
-                raise InvalidRequestError(kept[1].message, field="lora", value=files.name)
-            self._kept.pop(files.name, None)
-            del kept
-            self._make_room()
-            self._num_reading += 1
-        adapter: LoraAdapter | InvalidRequestError
+        found = self._read_or_refusal(files) if kept is None else kept[1]
+        if isinstance(found, str):
+            raise InvalidRequestError(found, field="lora", value=files.name)
+        return found
+
+    def _read_or_refusal(self, files: AdapterFiles) -> LoraAdapter | str:
+        """The adapter, or why it cannot be used. The error itself is not kept: its frames hold the weights."""
+        found: LoraAdapter | str
         try:
-            adapter = self._read(files)
-            log.info("adapter %s is loaded: %.1f MB, digest %s", adapter.name, adapter.num_bytes / 1e6, adapter.digest[:12])
+            found = self._read(files)
+            log.info("adapter %s is loaded: %.1f MB, digest %s", files.name, found.num_bytes / 1e6, found.digest[:12])
         except InvalidRequestError as error:
-            log.warning("%s", error.message)
-            adapter = error
+            found = error.message
+            log.warning("%s", found)
+        except MemoryError:
+            raise
+        except Exception as error:  # libraries read the files, which may be anybody's
+            found = f"the adapter {files.name!r} cannot be read ({type(error).__name__}); the engine's log has the details"
+            log.exception("the adapter %s cannot be read", files.name)
         finally:
             with self._lock:
                 self._num_reading -= 1
         with self._lock:
-            if isinstance(adapter, LoraAdapter):
+            if isinstance(found, LoraAdapter):
                 # The same bytes under another name, or again under this one, are the same adapter.
-                adapter = self._alive.setdefault(adapter.digest, adapter)
-            self._kept[files.name] = files, adapter
-        if isinstance(adapter, LoraAdapter):
-            return adapter
-        raise adapter
+                found = self._alive.setdefault(found.digest, found)
+            self._kept[files.name] = files, found
+        return found
 
     def _make_room(self) -> None:
         """Drop what is not in use until there is a place. Raises ServiceUnavailableError if all is in use."""
         for name in list(self._kept):
             if len(self._alive) + self._num_reading < self._max_loras:
                 return
-            files, kept = self._kept.pop(name)
-            digest = kept.digest if isinstance(kept, LoraAdapter) else ""
-            del kept
-            if (used := self._alive.get(digest)) is not None:
-                self._kept[name] = files, used
-            del used
+            if name in self._kept and isinstance(adapter := self._kept[name][1], LoraAdapter):
+                digest = adapter.digest
+                del adapter
+                self._drop(digest)
         if len(self._alive) + self._num_reading >= self._max_loras:
             told = f"{self._max_loras} adapters are in use (max_loras); try again later"
             raise ServiceUnavailableError(told, retry_after_s=5.0)
+
+    def _drop(self, digest: str) -> None:
+        """Drop an adapter, under all of its names, if nobody uses it."""
+        files = [kept[0] for kept in self._kept.values() if isinstance(kept[1], LoraAdapter) and kept[1].digest == digest]
+        for one in files:
+            del self._kept[one.name]
+        if (used := self._alive.get(digest)) is not None:
+            self._kept.update((one.name, (one, used)) for one in files)

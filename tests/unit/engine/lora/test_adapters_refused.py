@@ -81,6 +81,7 @@ def test_an_adapter_as_peft_saves_it_is_read(base: Path, folder: Path):
         ({"trainable_token_indices": [1]}, "trainable_token_indices"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
         ({"megatron_config": {"a": 1}}, "megatron_config"),
+        ({"alora_invocation_tokens": []}, r"alora_invocation_tokens = \[\]"),
         ({"a_key_of_next_year": 0.5}, "a_key_of_next_year = 0.5"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),
@@ -89,8 +90,12 @@ def test_an_adapter_as_peft_saves_it_is_read(base: Path, folder: Path):
         ({"r": 16}, r"lora_A of .* has the shape \[8, 32\]; with rank 16 .* it must be \[16, 32\]"),
         ({"rank_pattern": {"v_proj": 4}}, r"lora_A of .*v_proj has the shape \[8, 32\]; with rank 4"),
         ({"rank_pattern": {"(": 4}}, "cannot be read"),
+        ({"rank_pattern": {"(?i)q_proj": 4}}, "cannot be read"),
         ({"r": None}, "cannot be read"),
-        ({"target_modules": ["q_proj", "v_proj", "o_proj"]}, "names the module 'o_proj', for which it has no weights"),
+        ({"r": float("inf")}, "cannot be read"),
+        ({"lora_alpha": float("nan")}, "alpha is not finite"),
+        ({"alpha_pattern": {"q_proj": float("inf")}}, "alpha is not finite"),
+        ({"base_model_name_or_path": "x", "target_modules": ["q_proj", "v_proj"], "peft_type": "y" * 10_000}, "peft_type is 'yyy"),
     ],
     ids=str,
 )
@@ -117,6 +122,9 @@ def test_a_configuration_that_is_not_implemented_is_refused(base: Path, folder: 
             ),
             "it changes model.layers.9.self_attn.q_proj, which is no linear layer",
         ),
+        (lambda tensors: tensors.update({f"{KEY}.lora_A.weight": torch.full((8, 32), torch.nan)}), "not all finite"),
+        (lambda tensors: tensors.update({f"{KEY}.lora_A.weight": torch.ones(8, 32, dtype=torch.int8)}), "of a floating point type"),
+        (lambda tensors: [tensors.pop(key) for key in list(tensors) if "v_proj" in key], "'v_proj', for which it has no weights"),
         (lambda tensors: tensors.clear(), "has no weights"),
     ],
 )  # fmt: skip
@@ -128,10 +136,29 @@ def test_weights_of_another_base_or_rank_or_with_other_keys_are_refused(
         read(base, folder)
 
 
+def test_a_list_of_modules_may_name_those_of_other_models(base: Path, folder: Path):
+    configure(folder, target_modules=["q_proj", "v_proj", "c_attn", "query_key_value"])
+    assert read(base, folder).digest
+
+
+def test_a_configuration_that_is_nested_without_end_is_refused(base: Path, folder: Path):
+    (folder / "adapter_config.json").write_text("[" * 100_000)
+    with pytest.raises(InvalidRequestError, match="cannot be read"):
+        read(base, folder)
+
+
+def test_errors_tell_no_paths(base: Path, folder: Path):
+    (folder / "adapter_model.safetensors").unlink()
+    (folder / "adapter_model.safetensors").mkdir()
+    with pytest.raises(InvalidRequestError, match="Is a directory") as raised:
+        read(base, folder)
+    assert str(folder.parent) not in raised.value.message
+
+
 def test_a_file_that_is_cut_is_refused(base: Path, folder: Path):
     path = folder / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(InvalidRequestError, match="its files cannot be read"):
+    with pytest.raises(InvalidRequestError, match="its weights cannot be read"):
         read(base, folder)
 
 
@@ -154,6 +181,21 @@ def test_only_folders_with_a_configuration_are_adapters(folder: Path):
     (folder.parent / ".hidden" / "adapter_config.json").touch()
     assert LoraDirectory(folder.parent).names() == ["an-adapter"]
     assert LoraDirectory(folder.parent / "absent").names() == []
+
+
+def test_a_folder_that_may_not_be_read_hides_no_other(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    (folder.parent / "lost-found").mkdir()
+    is_file = Path.is_file
+
+    def as_another_user(path: Path) -> bool:
+        if path.parent.name == "lost-found":
+            raise PermissionError(13, "Permission denied")
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", as_another_user)
+    assert LoraDirectory(folder.parent).names() == ["an-adapter"]
+    with pytest.raises(ModelNotFoundError):
+        LoraDirectory(folder.parent).files("lost-found")
 
 
 @pytest.mark.parametrize(

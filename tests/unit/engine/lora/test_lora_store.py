@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -26,6 +27,13 @@ def put(folder: Path, name: str, content: str) -> None:
         os.replace(new, folder / name / file)
 
 
+class Weights:
+    """What a reading holds."""
+
+    def __init__(self) -> None:
+        self.values = [0.0]
+
+
 class Reads:
     """Reads adapters whose digest is the content of their file. A content `bad` cannot be used."""
 
@@ -37,6 +45,8 @@ class Reads:
         self.contents.append(content)
         if content == "bad":
             raise InvalidRequestError("it is bad", field="lora")
+        if content == "strange":
+            raise IndexError("a library's error")
         return LoraAdapter(files.name, content)
 
 
@@ -79,6 +89,43 @@ def test_one_that_is_bad_is_read_once_until_it_is_replaced(tmp_path: Path, reads
     put(tmp_path, "a", "good")
     assert store.load("a").result(10).digest == "good"
     assert reads.contents == ["bad", "good"]
+
+
+def test_an_error_that_nobody_thought_of_is_a_refusal_once(tmp_path: Path, reads: Reads, caplog: pytest.LogCaptureFixture):
+    put(tmp_path, "a", "strange")
+    store = a_store(tmp_path, reads)
+    for _ in range(3):
+        with pytest.raises(InvalidRequestError, match=r"cannot be read \(IndexError\)"):
+            store.load("a").result(10)
+    assert reads.contents == ["strange"]
+    assert "a library's error" in caplog.text
+
+
+def test_what_is_refused_keeps_no_weights(tmp_path: Path):
+    put(tmp_path, "a", "1")
+    weights = weakref.WeakSet[Weights]()
+
+    def read(files: AdapterFiles) -> LoraAdapter:
+        one = Weights()
+        weights.add(one)
+        raise InvalidRequestError(f"it has another rank: {len(one.values)}", field="lora")
+
+    store = a_store(tmp_path, read)
+    with pytest.raises(InvalidRequestError):
+        store.load("a").result(10)
+    gc.collect()
+    assert not weights
+
+
+def test_equal_bytes_under_two_names_make_room_together(tmp_path: Path, reads: Reads):
+    for name, content in (("v1", "1"), ("latest", "1"), ("other", "2"), ("third", "3")):
+        put(tmp_path, name, content)
+    store = a_store(tmp_path, reads)
+    store.load("v1").result(10)
+    store.load("latest").result(10)
+    other = store.load("other").result(10)
+    assert store.load("third").result(10).digest == "3"
+    assert (store.loaded("1"), store.loaded("2")) == (None, other)
 
 
 def test_one_that_is_removed_is_not_found(tmp_path: Path, reads: Reads):
