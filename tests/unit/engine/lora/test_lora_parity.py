@@ -11,7 +11,8 @@ import torch
 from support.builders.engine import a_tiny_llama_config, save_random_model
 from support.builders.lora import ALL, ATTENTION, peft_logits, save_adapter
 from support.lora import all_logits, lora_runner
-from transformers import Gemma3TextConfig, Phi3Config, Qwen3Config, Qwen3MoeConfig
+from transformers import Gemma3TextConfig, ModernBertDecoderConfig, Phi3Config, Qwen3Config, Qwen3MoeConfig
+from triptych.errors import InvalidRequestError
 from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer
 
 _SIZES: dict[str, Any] = {
@@ -56,3 +57,21 @@ def test_the_logits_are_pefts_row_by_row(name: str, weights: torch.dtype, attent
     layers = [module for module in runner._model.model.modules() if isinstance(module, FusedDecoderLayer)]
     has_kernels = bool(layers) and all(layer.kernel is not None for layer in layers)
     assert has_kernels == (name in ("llama", "qwen3") and weights == torch.bfloat16 and attention == "auto")
+
+
+def test_layers_behind_the_wanted_tokens_are_no_layers_of_tokens(tmp_path: Path):
+    """Their rows are not those of the step: an adapter would change other sequences."""
+    config = ModernBertDecoderConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=3, sep_token_id=4,
+    )  # fmt: skip
+    base = save_random_model(tmp_path / "base", config)
+    save_adapter(base, tmp_path / "loras" / "head", 0, ["dense"])
+    save_adapter(base, tmp_path / "loras" / "inside", 0, ["Wi", "Wo", "q_proj"])
+    runner, prompts = lora_runner(base, tmp_path / "loras"), prompts_of(3, 5)
+    assert runner.loras is not None
+    with pytest.raises(InvalidRequestError, match=r"it changes lm_head\.dense, which is no linear layer"):
+        runner.loras.load("head").result(60)
+    for got, adapter, prompt in zip(all_logits(runner, prompts, ["inside", None]), ["inside", None], prompts, strict=True):
+        folder = None if adapter is None else tmp_path / "loras" / adapter
+        torch.testing.assert_close(got, peft_logits(base, folder, prompt), atol=1e-4, rtol=1e-4)
