@@ -95,7 +95,7 @@ def write_adapters(model: Path, folder: Path, rank: int) -> None:
     adapted = get_peft_model(base, config, adapter_name=NAMES[0], autocast_adapter_dtype=False)
     for name in NAMES[1:]:
         adapted.add_adapter(name, config, autocast_adapter_dtype=False)
-    adapted.save_pretrained(folder)
+    adapted.save_pretrained(str(folder))
 
 
 def run(args: argparse.Namespace) -> dict:

@@ -37,7 +37,7 @@ def save_adapter(
     for name, parameter in adapted.named_parameters():
         if "lora_" in name:
             parameter.data.copy_(std * torch.randn(parameter.shape, generator=generator))
-    adapted.save_pretrained(folder)
+    adapted.save_pretrained(str(folder))
     return folder
 
 
