@@ -145,7 +145,7 @@ def _served_models(client: Client, address: str) -> str:
         raise CommandError(f"nobody answers at {address}; start one with `triptych serve`, or give --address") from error
     except TriptychError as error:
         raise CommandError(f"{address}: {error}") from error
-    return ", ".join(info.name for info in response.models)
+    return ", ".join(info.name for info in response.models if not info.parent)
 
 
 def _talk(conversation: Conversation, stdout: TextIO) -> None:
