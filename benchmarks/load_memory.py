@@ -18,7 +18,6 @@ from triptych_common.model.store import resolve_model
 
 from benchmarks.engine.local import EngineSettings, load_engine
 from benchmarks.harness.sitting import RESULTS, describe, new_parser, write_results
-from benchmarks.harness.targets import describe_load
 
 _KV_CACHE_BYTES = 64 << 20
 
@@ -43,7 +42,7 @@ def run(args: argparse.Namespace) -> dict:
     added = private_bytes() - before - kv_bytes
     print(f"loading adds {added / 1e6:.0f} MB, {added / file_bytes:.3f} of the file's {file_bytes / 1e6:.0f} MB")
     figures = {"file_bytes": file_bytes, "kv_cache_bytes": kv_bytes, "added_bytes": added, "of_file": added / file_bytes}
-    return {**described, "load": describe_load(args, "model"), **figures}
+    return {**described, "load": {"model": Path(args.model).name, "serve_args": args.serve_args}, **figures}
 
 
 def parse_args() -> argparse.Namespace:
