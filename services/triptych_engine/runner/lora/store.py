@@ -56,10 +56,6 @@ class LoraStore:
         """An adapter that somebody holds."""
         return self._alive.get(digest)
 
-    def close(self) -> None:
-        """End the threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
     def _load(self, name: str) -> LoraAdapter:
         try:
             files = self._directory.files(name)
@@ -85,7 +81,7 @@ class LoraStore:
 
     def _read_or_refusal(self, files: AdapterFiles) -> LoraAdapter | str:
         """The adapter, or why it cannot be used. The error itself is not kept: its frames hold the weights."""
-        found: LoraAdapter | str
+        found: LoraAdapter | str = ""
         try:
             found = self._read(files)
             log.info("adapter %s is loaded: %.1f MB, digest %s", files.name, found.num_bytes / 1e6, found.digest[:12])
@@ -100,11 +96,11 @@ class LoraStore:
         finally:
             with self._lock:
                 self._num_reading -= 1
-        with self._lock:
-            if isinstance(found, LoraAdapter):
-                # The same bytes under another name, or again under this one, are the same adapter.
-                found = self._alive.setdefault(found.digest, found)
-            self._kept[files.name] = files, found
+                if isinstance(found, LoraAdapter):
+                    # The same bytes under another name, or again under this one, are the same adapter.
+                    found = self._alive.setdefault(found.digest, found)
+                if found:
+                    self._kept[files.name] = files, found
         return found
 
     def _make_room(self) -> None:
