@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -126,3 +127,19 @@ def test_a_row_does_not_depend_on_the_others(folder: Path, dtype: torch.dtype, q
     together = of(range(len(names)))
     for number in range(len(names)):
         assert of([number])[str(number)] == together[str(number)]
+
+
+def test_adapters_are_there_again_after_the_model_was_unloaded(folder: Path):
+    driver, prompt = EngineDriver(folder / "base", lora_dir=folder / "loras"), a_prompt(2, 20)
+
+    def text() -> list[int]:
+        return driver.run(driver.scheduler(), [with_adapter(driver, a_request("r", prompt, max_tokens=5), "one")])["r"].token_ids
+
+    before, store = text(), weakref.ref(driver.runner.loras)
+    driver.executor.free_cache()
+    driver.runner = None
+    driver.executor.unload()
+    gc.collect()
+    assert store() is None
+    driver.executor.restore()
+    assert text() == before
