@@ -227,8 +227,9 @@ def _check_batch_invariance(runner: ModelRunner) -> None:
 
 def _allow_loras(runner: ModelRunner, parts: RunnerParts, folder: Path) -> None:
     config, model = parts.config, parts.model
-    if config.pooling is not None:
-        raise StartupError("lora_dir: adapters are for models that generate text")
+    if config.pooling is not None:  # one of several models of a `triptych serve`
+        log.warning("lora_dir: %s takes no adapters, because it generates no text", config.model_name)
+        return
     if not folder.is_dir():
         raise StartupError(f"lora_dir: there is no directory {folder}")
     probe = model.probe_token_ids.tolist()

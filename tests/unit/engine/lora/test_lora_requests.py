@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 from support.builders.engine import a_request, a_tiny_llama_config, save_random_model
 from support.builders.lora import peft_logits, save_adapter
 from support.drivers.engine import EngineDriver
+from triptych.errors import StartupError
 from triptych_common.model.blocks import adapter_salt
+from triptych_common.model.pooling import PoolingModel
+from triptych_engine.runner.builder import build_runner
+from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.scheduling.request import Request
 
 NAMES = ("one", "two", "three")
@@ -143,3 +147,14 @@ def test_adapters_are_there_again_after_the_model_was_unloaded(folder: Path):
     assert store() is None
     driver.executor.restore()
     assert text() == before
+
+
+def test_a_directory_that_is_not_there_is_named(folder: Path, tmp_path: Path):
+    with pytest.raises(StartupError, match="lora_dir: there is no directory"):
+        EngineDriver(folder / "base", lora_dir=tmp_path / "absent")
+
+
+def test_a_model_that_embeds_takes_none_and_starts(folder: Path, caplog: pytest.LogCaptureFixture):
+    config = RunnerConfig(folder / "base", "m", 256, 8, 64, 16, 1 << 20, lora_dir=folder / "loras", pooling=PoolingModel("embed", False, 32))
+    assert build_runner(config).loras is None
+    assert "m takes no adapters" in caplog.text
