@@ -155,6 +155,7 @@ def test_a_directory_that_is_not_there_is_named(folder: Path, tmp_path: Path):
 
 
 def test_a_model_that_embeds_takes_none_and_starts(folder: Path, caplog: pytest.LogCaptureFixture):
-    config = RunnerConfig(folder / "base", "m", 256, 8, 64, 16, 1 << 20, lora_dir=folder / "loras", pooling=PoolingModel("embed", False, 32))
+    pooling = PoolingModel("embed", False, 32)
+    config = RunnerConfig(folder / "base", "m", 256, 8, 64, 16, 1 << 20, lora_dir=folder / "loras", pooling=pooling)
     assert build_runner(config).loras is None
     assert "m takes no adapters" in caplog.text
