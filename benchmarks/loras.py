@@ -60,6 +60,7 @@ class Bench:
             started_s = time.perf_counter()
             self._core.step()
             times.append(1e3 * (time.perf_counter() - started_s))
+        self._scheduler.abort(self._scheduler.live_request_ids)
         self._finish()
         return statistics.median(times)
 
@@ -71,8 +72,6 @@ class Bench:
         return 1e3 * (time.perf_counter() - started_s)
 
     def _finish(self) -> None:
-        if len(self._scheduler.live_request_ids) > 1:
-            self._scheduler.abort(self._scheduler.live_request_ids)
         while self._core.num_in_flight or self._scheduler.has_work:
             self._core.step()
 

@@ -19,7 +19,20 @@ from pathlib import Path
 
 from benchmarks.harness.machine import REPOSITORY
 from benchmarks.harness.sitting import RESULTS, new_parser
-from benchmarks.report import clients, encoder, numerics, products, routing, sampling, serving, speculation, steps, telemetry
+from benchmarks.report import (
+    clients,
+    encoder,
+    load_memory,
+    loras,
+    numerics,
+    products,
+    routing,
+    sampling,
+    serving,
+    speculation,
+    steps,
+    telemetry,
+)
 from benchmarks.report.plots import Chart, draw
 
 DOCUMENT = REPOSITORY / "docs" / "architecture" / "measurements.md"
@@ -54,6 +67,8 @@ KINDS = {
     "numerics": Kind(numerics.render),
     "products": Kind(products.render),
     "speculation": Kind(speculation.render),
+    "load_memory": Kind(load_memory.render),
+    "loras": Kind(loras.render),
 }
 
 

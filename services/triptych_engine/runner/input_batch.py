@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -167,11 +168,18 @@ class InputBatch:
         """[n] int32, the output tokens of a row that the host knows."""
         return self.token_ids[row, self.num_prompt_tokens[row] : self._num_known_tokens[row]]
 
-    def gather(self, scheduled: SchedulerOutput) -> StepInputs:
-        """Lay the scheduled tokens out as one ragged batch."""
-        request_ids = list(scheduled.num_scheduled_tokens)
+    def gather(self, scheduled: SchedulerOutput, order: Callable[[int], int] | None = None) -> StepInputs:
+        """Lay the scheduled tokens out as one ragged batch.
+
+        Args:
+            order: row -> what the sequences are sorted by; None leaves them in the scheduler's order.
+        """
+        num_tokens = scheduled.num_scheduled_tokens
+        if order is not None:
+            num_tokens = dict(sorted(num_tokens.items(), key=lambda item: order(self._row_of[item[0]])))
+        request_ids = list(num_tokens)
         rows = np.fromiter((self._row_of[request_id] for request_id in request_ids), np.int64, len(request_ids))
-        lengths = np.fromiter(scheduled.num_scheduled_tokens.values(), np.int64, len(request_ids))
+        lengths = np.fromiter(num_tokens.values(), np.int64, len(request_ids))
         num_drafts = self._put_drafts(request_ids, rows, scheduled.draft_token_ids)
         lengths += num_drafts
         starts = self.num_computed_tokens[rows]

@@ -114,7 +114,7 @@ class ModelRunner:
         self._update_states(scheduled)
         if not scheduled.num_scheduled_tokens:
             return ModelOutput()
-        inputs = self._batch.gather(scheduled)
+        inputs = self._batch.gather(scheduled, self._lora_rows.order)
         prompt_lines = self._prompt_logprobs.owners(inputs)
         wanted = inputs.last_tokens if prompt_lines is None else prompt_lines[0]
         num_wanted, draft_logits = len(wanted), None

@@ -62,6 +62,7 @@ async def test_a_refused_request_ends_alone_on_its_session():
     async with an_engine() as engine:
         session = Session(engine.stub)
         await session.open()
+        engine.runner.gate = threading.Semaphore(0)  # nothing of what is good comes before the refusals
         await session.add(a_message("bad", [1, VOCAB_SIZE]), a_message("good"), a_message("huge", [1] * 200, 57), a_message("good"))
         await session.until_ended("bad", "huge")
         assert isinstance(from_request_error(session.last["bad"].error), InvalidRequestError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,14 @@ class LoraRows:
 
     def remove(self, row: int) -> None:
         self._adapters.pop(row, None)
+
+    @property
+    def order(self) -> Callable[[int], int] | None:
+        """row -> number of its adapter, so that rows with the same one come together and its weights are read once."""
+        if not self._adapters:
+            return None
+        numbers = {adapter: number for number, adapter in enumerate(dict.fromkeys(self._adapters.values()))}
+        return lambda row: numbers.get(self._adapters.get(row), -1)  # type: ignore[arg-type]
 
     def step(self, inputs: StepInputs) -> LoraStep | None:
         """The adapters of a step; None if no sequence has one."""
