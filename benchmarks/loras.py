@@ -5,7 +5,7 @@
 
 What follows `--` are flags of `triptych engine`. The engine's step loop runs in this process. Random adapters of all linear layers
 are written to a temporary directory. Each round measures --steps decoding steps of each kind, and one prompt of --prompt tokens
-for each. The kinds take turns, and are compared within a round; printed are medians of the rounds.
+for each, which has one adapter, or none. The kinds take turns, and are compared within a round; printed are medians of the rounds.
 
 Results go to benchmarks/results/<date>-<name>.json.
 """
@@ -27,14 +27,22 @@ from transformers import AutoModelForCausalLM
 from triptych_common.model.blocks import adapter_salt
 from triptych_common.model.store import TEXT_MODEL, resolve_model
 
-from benchmarks.engine.local import EngineCore, EngineSettings, LoadedEngine, Request, SamplingParams, load_engine
+from benchmarks.engine.local import (
+    EngineCore,
+    EngineSettings,
+    LoadedEngine,
+    Request,
+    SamplingParams,
+    finish,
+    load_engine,
+    median_step_ms,
+)
 from benchmarks.harness.sitting import RESULTS, check_positive, describe, new_parser, write_results
 from benchmarks.harness.targets import describe_load
 
 NAMES = ("one", "two", "three", "four")
 #: Kind -> the adapters of the rows, in turn.
 KINDS: dict[str, tuple[str, ...]] = {"base": (), "one adapter": NAMES[:1], "four adapters": NAMES}
-_NUM_WARM_UP = 4
 
 
 class Bench:
@@ -49,31 +57,14 @@ class Bench:
     def decode_ms(self, names: tuple[str, ...], num_seqs: int, num_steps: int) -> float:
         """The median time of a decoding step."""
         requests = [self._request(names, index, 64, 1000) for index in range(num_seqs)]
-        for request in requests:
-            self._scheduler.add(request)
-        while any(not request.num_output_tokens for request in requests):
-            self._core.step()
-        for _ in range(_NUM_WARM_UP):
-            self._core.step()
-        times = []
-        for _ in range(num_steps):
-            started_s = time.perf_counter()
-            self._core.step()
-            times.append(1e3 * (time.perf_counter() - started_s))
-        self._scheduler.abort(self._scheduler.live_request_ids)
-        self._finish()
-        return statistics.median(times)
+        return median_step_ms(self._core, self._scheduler, requests, num_steps)
 
     def prompt_ms(self, names: tuple[str, ...], num_tokens: int) -> float:
         """The time of a prompt."""
         self._scheduler.add(self._request(names, 0, num_tokens, 1))
         started_s = time.perf_counter()
-        self._finish()
+        finish(self._core, self._scheduler)
         return 1e3 * (time.perf_counter() - started_s)
-
-    def _finish(self) -> None:
-        while self._core.num_in_flight or self._scheduler.has_work:
-            self._core.step()
 
     def _request(self, names: tuple[str, ...], index: int, num_tokens: int, max_tokens: int) -> Request:
         number = next(self._ids)

@@ -17,7 +17,6 @@ import argparse
 import itertools
 import json
 import statistics
-import time
 
 import numpy as np
 from pydantic_settings import CliApp
@@ -25,7 +24,7 @@ from triptych_common.constraints.spec import ConstraintSpec
 from triptych_common.model.store import TEXT_MODEL
 from triptych_engine.scheduling.request import Constraint
 
-from benchmarks.engine.local import EngineCore, EngineSettings, LoadedEngine, Request, SamplingParams, load_engine
+from benchmarks.engine.local import EngineCore, EngineSettings, LoadedEngine, Request, SamplingParams, load_engine, median_step_ms
 from benchmarks.harness.sitting import RESULTS, check_positive, describe, new_parser, write_results
 from benchmarks.harness.targets import describe_load
 
@@ -44,7 +43,6 @@ _ITEM = {
 }
 SCHEMA = json.dumps({"type": "array", "items": _ITEM, "minItems": 10_000})
 KINDS = ("free", "constrained", "mixed")
-_NUM_WARM_UP = 4
 
 
 class Bench:
@@ -61,21 +59,7 @@ class Bench:
     def step_ms(self, kind: str, num_seqs: int, context: int, num_steps: int) -> float:
         """The median time of a decoding step."""
         requests = [self._request(kind, index, context, num_steps) for index in range(num_seqs)]
-        for request in requests:
-            self._scheduler.add(request)
-        while any(not request.num_output_tokens for request in requests):
-            self._core.step()
-        for _ in range(_NUM_WARM_UP):
-            self._core.step()
-        times = []
-        for _ in range(num_steps):
-            started_s = time.perf_counter()
-            self._core.step()
-            times.append(1e3 * (time.perf_counter() - started_s))
-        self._scheduler.abort(self._scheduler.live_request_ids)
-        while self._core.num_in_flight or self._scheduler.has_work:
-            self._core.step()
-        return statistics.median(times)
+        return median_step_ms(self._core, self._scheduler, requests, num_steps)
 
     def _request(self, kind: str, index: int, context: int, num_steps: int) -> Request:
         is_constrained = kind == "constrained" or (kind == "mixed" and index % 2 == 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from triptych_engine.scheduling.scheduler import Scheduler  # noqa: E402
 from triptych_engine.settings import EngineSettings  # noqa: E402
 
 from benchmarks.load.figures import Answer  # noqa: E402
+
+_NUM_WARM_UP = 4
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,30 @@ def load_engine(settings: EngineSettings) -> LoadedEngine:
     if isinstance(engine.runner._backend, CpuAttention):
         engine.runner._backend.wait_for_prefault()  # as an engine is that has run for some seconds
     return engine
+
+
+def median_step_ms(core: EngineCore, scheduler: Scheduler, requests: Sequence[Request], num_steps: int) -> float:
+    """The median time of a decoding step of these requests, on this thread. They are aborted in the end."""
+    for request in requests:
+        scheduler.add(request)
+    while any(not request.num_output_tokens for request in requests):
+        core.step()
+    for _ in range(_NUM_WARM_UP):
+        core.step()
+    times = []
+    for _ in range(num_steps):
+        started_s = time.perf_counter()
+        core.step()
+        times.append(1e3 * (time.perf_counter() - started_s))
+    scheduler.abort(scheduler.live_request_ids)
+    finish(core, scheduler)
+    return statistics.median(times)
+
+
+def finish(core: EngineCore, scheduler: Scheduler) -> None:
+    """Run steps until nothing is left."""
+    while core.num_in_flight or scheduler.has_work:
+        core.step()
 
 
 class LocalEngine:

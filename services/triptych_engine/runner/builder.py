@@ -23,7 +23,7 @@ from triptych_engine.runner.cpu.linear.quant import CpuQuantizedModules
 from triptych_engine.runner.cpu.optimize import optimize, quantize
 from triptych_engine.runner.cuda.graphed_decode import Recorder
 from triptych_engine.runner.encoder_runner import EncoderRunner
-from triptych_engine.runner.lora.allowed import lora_store
+from triptych_engine.runner.lora.enable import enable_lora
 from triptych_engine.runner.media_inputs import MediaInputs
 from triptych_engine.runner.memory import measured_kv_cache_bytes
 from triptych_engine.runner.model.loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
@@ -76,7 +76,7 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None, verdict
     if config.batch_invariant:
         verdicts.of("batch invariance", lambda: _check_batch_invariance(runner))
     if config.lora_dir is not None:
-        _allow_loras(runner, parts, config.lora_dir)
+        _enable_lora(runner, parts, config.lora_dir)
     parts.model.probe_logits = torch.empty(0)
     return_free_memory()  # what the checks took: 40 MB with the shape of a model of 1 B
     verdicts.of("passed", lambda: True)
@@ -225,7 +225,7 @@ def _check_batch_invariance(runner: ModelRunner) -> None:
             )
 
 
-def _allow_loras(runner: ModelRunner, parts: RunnerParts, folder: Path) -> None:
+def _enable_lora(runner: ModelRunner, parts: RunnerParts, folder: Path) -> None:
     config, model = parts.config, parts.model
     if config.pooling is not None:  # one of several models of a `triptych serve`
         log.warning("lora_dir: %s takes no adapters, because it generates no text", config.model_name)
@@ -241,7 +241,7 @@ def _allow_loras(runner: ModelRunner, parts: RunnerParts, folder: Path) -> None:
         runner.execute(SchedulerOutput(dropped=["probe"]))
 
     uses_kernels = isinstance(parts.backend, CpuAttention)
-    runner.loras = lora_store(model.model, step, len(probe), folder, config.max_loras, uses_kernels=uses_kernels)
+    runner.loras = enable_lora(model.model, step, len(probe), folder, config.max_loras, uses_kernels=uses_kernels)
 
 
 def _quantize(runner: ModelRunner, parts: RunnerParts, verdicts: Verdicts) -> None:

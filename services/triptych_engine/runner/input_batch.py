@@ -168,7 +168,7 @@ class InputBatch:
         """[n] int32, the output tokens of a row that the host knows."""
         return self.token_ids[row, self.num_prompt_tokens[row] : self._num_known_tokens[row]]
 
-    def gather(self, scheduled: SchedulerOutput, order: Callable[[int], int] | None = None) -> StepInputs:
+    def gather(self, scheduled: SchedulerOutput, order: Callable[[int], str] | None = None) -> StepInputs:
         """Lay the scheduled tokens out as one ragged batch.
 
         Args:

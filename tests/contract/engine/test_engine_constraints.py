@@ -11,7 +11,7 @@ import pytest
 from support import media_stack
 from support.builders.engine import a_tiny_llama_config, save_random_model
 from support.builders.tokenizer import byte_level_tokenizer
-from support.drivers.engine_service import Served, Session, a_message, alone, an_engine
+from support.drivers.engine_service import Served, a_message, alone, an_engine, an_open_session
 from support.waiting import until
 from triptych.errors import InvalidRequestError
 from triptych.status import from_request_error, from_rpc_error
@@ -31,12 +31,6 @@ def constrained(request_id: str, n: int = 1) -> engine_pb2.EngineRequest:
 async def compilation(engine: Served) -> Future[object]:
     await until(lambda: SPEC in engine.runner.compilations)
     return engine.runner.compilations[SPEC]
-
-
-async def an_open_session(engine: Served) -> Session:
-    session = Session(engine.stub)
-    await session.open()
-    return session
 
 
 async def test_a_request_starts_when_its_constraint_is_compiled_and_others_start_before():

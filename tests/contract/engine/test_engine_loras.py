@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
-from support.drivers.engine_service import MODEL, Served, Session, a_message, alone, an_engine
+from support.drivers.engine_service import MODEL, Served, a_message, alone, an_engine, an_open_session
 from support.waiting import until
 from triptych.errors import InvalidRequestError, ModelNotFoundError
 from triptych.status import from_request_error
@@ -27,12 +27,6 @@ def adapted(request_id: str, n: int = 1) -> engine_pb2.EngineRequest:
 async def loading(engine: Served) -> Future[object]:
     await until(lambda: "one" in engine.runner.loras)
     return engine.runner.loras["one"]
-
-
-async def an_open_session(engine: Served) -> Session:
-    session = Session(engine.stub)
-    await session.open()
-    return session
 
 
 async def test_a_request_starts_when_its_adapter_is_loaded_and_others_start_before():

@@ -27,7 +27,11 @@ from triptych_engine.runner.lora.directory import LoraDirectory
 from triptych_engine.service import EngineService
 from triptych_frontend.service import Frontend
 from triptych_frontend.settings import FrontendSettings
+from triptych_gateway.access.grant import Grant, Places
+from triptych_gateway.access.key_ring import Key
+from triptych_gateway.access.rates import MemoryRates
 from triptych_gateway.app import create_app
+from triptych_gateway.record import RequestRecord
 from triptych_gateway.settings import GatewaySettings
 
 PROMPT = "The quick brown fox jumps over the lazy dog."
@@ -97,6 +101,30 @@ async def test_each_answers_with_its_own_weights_and_is_listed_with_its_parent(b
             assert await served.first_token(model) == token_text(greedy_token(base, folder))
         described = (await served.client.get(f"/v1/models/{name}:one")).raise_for_status().json()
         assert (described["id"], described["parent"]) == (f"{name}:one", name)
+
+
+async def test_every_dialect_names_it_with_the_model(base: Path, tmp_path: Path) -> None:
+    save_adapter(base, tmp_path / "one", 1, std=0.3)
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "temperature": 0}
+    bodies = {
+        "/v1/chat/completions": asked,
+        "/v1/messages": asked,
+        "/v1/responses": {"input": "Hi", "max_output_tokens": 8, "temperature": 0},
+    }
+    async with suite(base, tmp_path) as served:
+        for path, body in bodies.items():
+            answers = []
+            for model in (base.name, f"{base.name}:one"):
+                answer = (await served.client.post(path, json={"model": model, **body})).raise_for_status().json()
+                assert answer["model"] == model
+                answers.append(answer.get("choices") or answer.get("content") or answer["output"])
+            assert str(answers[0]) != str(answers[1]), path
+
+
+def test_a_key_for_a_model_is_none_for_its_adapters() -> None:
+    key = Key("k", b"", models=frozenset({"m", "m:one"}))
+    grant = Grant(key, RequestRecord("r"), MemoryRates(), Places())
+    assert [grant.may_use(name) for name in ("m", "m:one", "m:two")] == [True, True, False]
 
 
 async def test_an_adapter_comes_is_replaced_and_goes_while_requests_run(base: Path, tmp_path: Path) -> None:

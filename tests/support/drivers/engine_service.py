@@ -123,3 +123,9 @@ class Session:
     async def until_ended(self, *names: str) -> None:
         while not set(names) <= set(self.last):
             await self.read()
+
+
+async def an_open_session(engine: Served) -> Session:
+    session = Session(engine.stub)
+    await session.open()
+    return session

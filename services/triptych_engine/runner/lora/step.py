@@ -73,12 +73,9 @@ class LoraRows:
         self._adapters.pop(row, None)
 
     @property
-    def order(self) -> Callable[[int], int] | None:
-        """row -> number of its adapter, so that rows with the same one come together and its weights are read once."""
-        if not self._adapters:
-            return None
-        numbers = {adapter: number for number, adapter in enumerate(dict.fromkeys(self._adapters.values()))}
-        return lambda row: numbers.get(self._adapters.get(row), -1)  # type: ignore[arg-type]
+    def order(self) -> Callable[[int], str] | None:
+        """What rows are sorted by, so that those with the same adapter come together and its weights are read once."""
+        return (lambda row: self._adapters[row].digest if row in self._adapters else "") if self._adapters else None
 
     def step(self, inputs: StepInputs) -> LoraStep | None:
         """The adapters of a step; None if no sequence has one."""

@@ -33,7 +33,7 @@ class LoraTarget:
 
 
 def lora_targets(model: nn.Module, head: nn.Module | None, *, uses_kernels: bool) -> dict[str, LoraTarget]:
-    """All linear layers of a model but the output head and single experts, by name. See `lora_store`."""
+    """All linear layers of a model but the output head and single experts, by name. See `enable_lora`."""
     found: dict[str, LoraTarget] = {}
     skipped: set[nn.Module] = set() if head is None else set(head.modules())
     for name, module in model.named_modules():

@@ -111,8 +111,8 @@ struct Adapted {
 
   void add(int first, int count, const float* x, const PackedWeight& w, float* out) const {
     if (!lora.slots) return;
-    const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    lora.add(layer, first, count, x, w.in_features, out, w.out_features, rows * thread / threads, rows * (thread + 1) / threads);
+    const Team::Rows own = Team::own_rows(rows);
+    lora.add(layer, first, count, x, w.in_features, out, w.out_features, own.begin, own.end);
   }
 };
 

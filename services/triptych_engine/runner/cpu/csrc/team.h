@@ -49,11 +49,20 @@ class Team {
     sleepers_.fetch_sub(1);
   }
 
-  // Calls compute(row) for each row. A thread always gets the same rows.
+  // The rows of this thread, [begin, end). They are always the same.
+  struct Rows {
+    int64_t begin, end;
+  };
+  static Rows own_rows(int64_t rows) {
+    const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    return {rows * thread / threads, rows * (thread + 1) / threads};
+  }
+
+  // Calls compute(row) for each row of this thread.
   template <class Compute>
   static void for_rows(int64_t rows, const Compute& compute) {
-    const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    for (int64_t r = rows * thread / threads; r < rows * (thread + 1) / threads; r++) compute(r);
+    const Rows own = own_rows(rows);
+    for (int64_t r = own.begin; r < own.end; r++) compute(r);
   }
 
  private:

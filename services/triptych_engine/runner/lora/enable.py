@@ -1,4 +1,4 @@
-"""Lets a runner's sequences have adapters."""
+"""Prepares a model for adapters."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from triptych_engine.runner.lora.targets import LoraTarget, lora_targets
 log = logging.getLogger(__name__)
 
 
-def lora_store(
+def enable_lora(
     model: PreTrainedModel, run: Callable[[], object], num_tokens: int, folder: Path, max_loras: int, *, uses_kernels: bool
 ) -> LoraStore:
-    """The adapters of a directory for a model, which is prepared for them.
+    """Prepare a model for the adapters of a directory; returns their store.
 
     Args:
         run: computes a prompt of `num_tokens` tokens, of which only the last one's logits are wanted. It shows which layers get
