@@ -13,7 +13,7 @@ from torch import nn
 from triptych_engine.core import EngineCore
 from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.runner.cpu.linear.layers import PackedLinear
-from triptych_engine.runner.cpu.modules import LinearPart
+from triptych_engine.runner.fusion.modules import LinearPart
 from triptych_engine.runner.model_runner import ModelRunner
 from triptych_engine.scheduling.scheduler import Scheduler
 

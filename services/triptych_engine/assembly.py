@@ -74,7 +74,7 @@ def runner_config(
         max_model_len=model.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=budget,
-        block_size=settings.block_size or (16 if device.type == "cpu" else 256),
+        block_size=settings.block_size,
         kv_cache_bytes=settings.kv_cache_memory,
         memory_limit=settings.memory_limit or usable_memory().available + private_memory(),
         memory_utilization=settings.memory_utilization,

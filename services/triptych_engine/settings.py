@@ -104,10 +104,7 @@ class EngineSettings(GrpcServiceSettings):
         bool | None,
         Field(description="Schedule a step while the one before it runs, so that the device does not wait; by default on a GPU."),
     ] = None
-    block_size: Annotated[
-        int | None,
-        Field(ge=1, le=256, description="Tokens per KV block; by default 16 on a CPU, and 256 on a GPU, whose kernel needs it."),
-    ] = None
+    block_size: Annotated[int, Field(ge=1, le=256, description="Tokens per KV block.")] = 16
     kv_cache_memory: Annotated[
         Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)] | None,
         Field(

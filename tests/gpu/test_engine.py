@@ -22,10 +22,11 @@ pytestmark = [
 def driver(tmp_path_factory: pytest.TempPathFactory) -> EngineDriver:
     config = a_tiny_llama_config(hidden_size=256, head_dim=64, max_position_embeddings=1024)
     path: Path = save_random_model(tmp_path_factory.mktemp("gpu"), config, dtype=torch.bfloat16)
-    sizes = {"max_model_len": 1024, "max_num_seqs": 12, "block_size": 256, "num_blocks": 48}
+    sizes = {"max_model_len": 1024, "max_num_seqs": 12, "num_blocks": 800}
     made = EngineDriver(path, dtype=torch.bfloat16, attention="cuda", device="cuda", **sizes)  # type: ignore[arg-type]
     made.runner.warm_up()
     assert made.runner._graphs is not None, "the model can be recorded"
+    assert made.runner._model.decoder is not None, "its layers are fused"
     return made
 
 

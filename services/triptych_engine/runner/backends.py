@@ -12,8 +12,6 @@ from triptych.errors import StartupError
 from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMetadata, LayerShape, TorchAttention
 from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.kernels import CpuKernels
-from triptych_engine.runner.cuda.attention import CudaAttention
-from triptych_engine.runner.cuda.varlen import VarlenKernel, find_varlen_kernel
 
 log = logging.getLogger(__name__)
 #: Query heads per key head in the trial.
@@ -52,9 +50,7 @@ def choose_backend(
     try:
         if fast == "cpu":
             return _cpu(layers, block_size, cache_dtype, kernels)
-        if cache_dtype != dtype:
-            raise ValueError(f"attention on GPUs keeps keys and values in the model's {dtype}, not in {cache_dtype}")
-        return _cuda(device, layers, block_size, dtype)
+        return _cuda(device, layers, block_size, cache_dtype)
     except ValueError as error:
         if name != "auto":
             raise StartupError(str(error)) from error
@@ -71,45 +67,50 @@ def _cpu(layers: dict[int, LayerShape], block_size: int, dtype: torch.dtype, ker
 
 
 def _cuda(device: torch.device, layers: dict[int, LayerShape], block_size: int, dtype: torch.dtype) -> AttentionBackend:
-    kernel = find_varlen_kernel(device)
-    backend = CudaAttention(device, kernel)
+    try:
+        from triptych_engine.runner.cuda.attention import CudaAttention
+    except ImportError as error:  # triton comes with torch's CUDA builds
+        raise ValueError(f"the kernels for GPUs need triton ({error})") from error
+    backend = CudaAttention(device)
     backend.allocate(layers, 1, block_size, dtype)
     backend.free()
-    for shape in {shape for shape in layers.values() if kernel.layer_refusal(shape) is None}:
-        try_kernel(kernel, device, shape, block_size, dtype)
+    for shape in set(layers.values()):
+        try_backend(CudaAttention(device), device, shape, block_size, dtype)
     return backend
 
 
 @torch.inference_mode()
-def try_kernel(kernel: VarlenKernel, device: torch.device, shape: LayerShape, block_size: int, dtype: torch.dtype) -> None:
-    """Compare a kernel with plain torch: a ragged prefill over unordered pages, then a decode step with long and short contexts.
-
-    Releases of torch differ in what they can compute over pages, and in the error that they raise otherwise.
+def try_backend(backend: AttentionBackend, device: torch.device, shape: LayerShape, block_size: int, dtype: torch.dtype) -> None:
+    """Compare a backend with plain torch: a ragged prefill over unordered pages, then a decode step with long and short contexts.
 
     Raises:
-        ValueError: the kernel raises, or its results differ.
+        ValueError: a kernel fails, or its results differ.
     """
     lengths = [5 * block_size + 3, 2, block_size]
     table = np.arange(3 * 6, dtype=np.int32)[::-1].reshape(3, 6).copy()
-    backends: list[AttentionBackend] = [CudaAttention(device, kernel), TorchAttention(device)]
-    for backend in backends:
-        backend.allocate({0: shape}, table.size, block_size, dtype)
+    backends: list[AttentionBackend] = [backend, TorchAttention(device)]
+    for one in backends:
+        one.allocate({0: shape}, table.size, block_size, dtype)
     generator = torch.Generator(device).manual_seed(0)
     computed = [0, 0, 0]
     for step in (lengths, [1, 1, 1]):
-        sizes = (shape.num_kv_heads * _GROUP, shape.head_dim), *((shape.num_kv_heads, shape.head_dim),) * 2
+        sizes = (
+            (shape.num_kv_heads * _GROUP, shape.head_dim),
+            (shape.num_kv_heads, shape.head_dim),
+            (shape.num_kv_heads, shape.v_head_dim),
+        )
         query, key, value = (torch.randn(sum(step), *size, generator=generator, device=device).to(dtype) for size in sizes)
         outputs = []
-        for backend in backends:
-            backend.begin(_trial_step(step, computed, table, block_size))
+        for one in backends:
+            one.begin(_trial_step(step, computed, table, block_size))
             options: Any = {"scaling": shape.head_dim**-0.5, "window": 0, "softcap": 0.0, "sinks": None}
             try:
-                outputs.append(backend.forward(0, query, key, value, **options).float().flatten(1))
-            except (RuntimeError, TypeError, NotImplementedError) as error:
-                raise ValueError(f"varlen_attn fails on {device}: {str(error).splitlines()[0]}") from error
+                outputs.append(one.forward(0, query, key, value, **options).float().flatten(1))
+            except Exception as error:  # a compiler's, a driver's
+                raise ValueError(f"{one.name} attention fails on {device}: {str(error).splitlines()[0]}") from error
         similarity = torch.nn.functional.cosine_similarity(outputs[0], outputs[1], dim=-1).min().item()
         if not similarity >= _MIN_SIMILARITY:
-            raise ValueError(f"varlen_attn is wrong on {device} (cosine similarity {similarity:.4f})")
+            raise ValueError(f"{backend.name} attention is wrong on {device} (cosine similarity {similarity:.4f})")
         computed = [c + n for c, n in zip(computed, step, strict=True)]
 
 

@@ -17,12 +17,15 @@ from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner.backends import choose_backend
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.attention import CpuAttention
-from triptych_engine.runner.cpu.decoder.decoder import find_decoder
-from triptych_engine.runner.cpu.kernels import load_kernels
+from triptych_engine.runner.cpu.fused import CpuFusedKernels
+from triptych_engine.runner.cpu.kernels import CpuKernels, load_kernels
 from triptych_engine.runner.cpu.linear.quant import CpuQuantizedModules
-from triptych_engine.runner.cpu.optimize import optimize, quantize
+from triptych_engine.runner.cpu.quantize import quantize
 from triptych_engine.runner.cuda.graphed_decode import Recorder
 from triptych_engine.runner.encoder_runner import EncoderRunner
+from triptych_engine.runner.fusion.decoder import find_decoder
+from triptych_engine.runner.fusion.kernels import FusedKernels
+from triptych_engine.runner.fusion.optimize import optimize
 from triptych_engine.runner.lora.enable import enable_lora
 from triptych_engine.runner.media_inputs import MediaInputs
 from triptych_engine.runner.memory import measured_kv_cache_bytes
@@ -120,8 +123,10 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts) -
         why = "its weights are quantised already"
         raise StartupError(f"{config.model_name} cannot be served with --quantization {config.quantization}: {why}")
     trial = _trial(config, model)
-    optimize(model.model, kernels, *trial, form=form, batch_invariant=config.batch_invariant, verdicts=verdicts)
-    model.decoder = find_decoder(model.model, kernels, *trial, verdicts=verdicts)
+    fused = _fused_kernels(config, kernels)
+    if fused is not None:
+        optimize(model.model, fused, *trial, verdicts=verdicts)
+        model.decoder = find_decoder(model.model, fused, *trial, verdicts=verdicts)
     gc.collect()
     traits = media_traits(model.model, model.config, model.num_position_axes)
     pooling = config.pooling
@@ -149,11 +154,25 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts) -
     )
 
 
+def _fused_kernels(config: RunnerConfig, kernels: CpuKernels | None) -> FusedKernels | None:
+    """What computes the parts of models on this device; None if nothing does, or if plain torch was requested on a GPU."""
+    if config.device.type == "cpu":
+        return CpuFusedKernels(kernels, form=ON_THE_FLY.get(config.quantization), batch_invariant=config.batch_invariant)
+    if config.device.type != "cuda" or config.attention == "torch":
+        return None
+    try:
+        from triptych_engine.runner.cuda.fused import CudaFusedKernels
+    except ImportError as error:  # triton comes with torch's CUDA builds
+        log.warning("the model's own layers are used, which is slower: %s", error)
+        return None
+    return CudaFusedKernels(config.device)
+
+
 def _trial(config: RunnerConfig, model: LoadedModel) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and position ids of a short sequence whose positions are spread over the context."""
     probe = model.probe_token_ids
     spread = torch.linspace(0, config.max_model_len - 1, len(probe), dtype=torch.float64).long()
-    return probe, model.position_ids(spread)
+    return probe, model.position_ids(spread.to(probe.device))
 
 
 def _num_blocks(config: RunnerConfig, model: LoadedModel, cache_dtype: torch.dtype) -> int:
@@ -249,7 +268,8 @@ def _quantize(runner: ModelRunner, parts: RunnerParts, verdicts: Verdicts) -> No
     model, quantization = parts.model, parts.config.quantization
     token_ids, position_ids = _trial(parts.config, model)
     done = quantize(model.model, token_ids, position_ids, verdicts)
-    model.decoder = find_decoder(model.model, parts.kernels, token_ids, position_ids, "quantised decoder", verdicts)
+    fused = CpuFusedKernels(parts.kernels)  # quantised models are for CPUs
+    model.decoder = find_decoder(model.model, fused, token_ids, position_ids, "quantised decoder", verdicts)
     if not done.num_layers and not model.is_quantized:
         raise StartupError(f"--quantization {quantization} supports no layer of this model")
     gc.collect()

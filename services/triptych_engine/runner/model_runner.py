@@ -11,9 +11,9 @@ from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner.attention.paged import AttentionBackend
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.constraint_cache import constraint_cache
-from triptych_engine.runner.cpu.decoder.adapters import adapting
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cuda.graphed_decode import CudaRecorder, GraphedDecode, Recorder, record_decode
+from triptych_engine.runner.fusion.adapters import adapting
 from triptych_engine.runner.input_batch import InputBatch, StepInputs
 from triptych_engine.runner.launched_step import LaunchedStep, ModelOutput
 from triptych_engine.runner.lora.step import LoraRows

@@ -47,7 +47,7 @@ class StaticArrays:
     """Device tensors with fixed addresses, which are filled from host arrays in one copy.
 
     Args:
-        arrays: the initial content; later arrays must have the same shapes and dtypes.
+        arrays: the initial content; later arrays must have the same shapes and dtypes, but the last one may be shorter.
     """
 
     def __init__(self, device: torch.device, arrays: Sequence[np.ndarray]) -> None:
@@ -57,8 +57,9 @@ class StaticArrays:
         self.fill(arrays)
 
     def fill(self, arrays: Sequence[np.ndarray]) -> None:
-        """Copy the arrays, without waiting for it."""
-        self._buffer.copy_(_pack(arrays, self._device), non_blocking=True)
+        """Copy the arrays, without waiting for it. The last one may be shorter; what it leaves is undefined."""
+        packed = _pack(arrays, self._device)
+        self._buffer[: len(packed)].copy_(packed, non_blocking=True)
 
 
 def _ends(arrays: Sequence[np.ndarray]) -> list[int]:

@@ -11,7 +11,7 @@ from support.builders.multimodal import build_checkpoint
 from triptych_common.host.cpu import isas_of_this_cpu
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
-from triptych_engine.runner.cpu.decoder.layer import first_tokens
+from triptych_engine.runner.fusion.layer import first_tokens
 
 NUM_TOKENS = 20
 

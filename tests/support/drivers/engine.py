@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,7 @@ class EngineDriver:
         num_blocks: int = 128,
         dtype: torch.dtype | None = torch.float32,
         attention: str = "auto",
-        device: str = "cpu",
+        device: str = os.environ.get("TRIPTYCH_ENGINE_DEVICE", "cpu"),
         quantization: str = "none",
         batch_invariant: bool = False,
         lora_dir: Path | None = None,

@@ -12,13 +12,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from triptych_engine.runner.attention.paged import AttentionBackend
-from triptych_engine.runner.cuda.attention import CudaAttention, StepTensors
+from triptych_engine.runner.cuda.step import DecodeTokens, StepTensors
 from triptych_engine.runner.input_batch import StepInputs
 from triptych_engine.runner.model.loader import LoadedModel
 from triptych_engine.runner.transfer import StaticArrays
@@ -42,6 +42,16 @@ class Recorder(Protocol):
     def record(self, function: Callable[[], torch.Tensor]) -> Recording:
         """Record a function. The recording has the addresses of the tensors that it reads, but does not keep them alive."""
         ...
+
+
+@runtime_checkable
+class RecordableAttention(AttentionBackend, Protocol):
+    """An attention backend that computes steps whose metadata is on the device."""
+
+    @property
+    def scratch_slot(self) -> int: ...
+
+    def begin_on(self, step: StepTensors) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +108,14 @@ class GraphedDecode:
     """Replays steps in which every sequence computes one token.
 
     Args:
-        backend: must compute all layers on the device (`fits_graphs`) and have its cache allocated.
+        backend: its cache must be allocated.
         newest_tokens: [rows] int64, the token that was sampled last in each row of the batch.
     """
 
     def __init__(
         self,
         model: LoadedModel,
-        backend: CudaAttention,
+        backend: RecordableAttention,
         newest_tokens: torch.Tensor,
         recorder: Recorder,
         *,
@@ -134,14 +144,12 @@ class GraphedDecode:
         self._recorded = {}
 
     def takes(self, inputs: StepInputs) -> bool:
-        """Whether a step can be replayed: every sequence computes one token and samples the next, without positions on several
-        axes and without spans (`key_end`)."""
+        """Whether a step can be replayed: every sequence computes one token and samples the next, without spans (`key_end`)."""
         num_seqs = len(inputs.rows)
         return (
             bool(self._recorded)
             and num_seqs <= self._sizes[-1]
             and len(inputs.token_ids) == num_seqs
-            and inputs.axis_positions is None
             and inputs.metadata.key_end is None
             and bool(inputs.samples.all())
         )
@@ -157,28 +165,29 @@ class GraphedDecode:
         return recorded.recording.output[:num_seqs]
 
     def _arrays(self, inputs: StepInputs | None, size: int) -> list[np.ndarray]:
-        """A step's arrays, padded to `size` rows. Without inputs, all rows are padding."""
-        token_ids, positions = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        """A step's arrays, padded to `size` rows. Without inputs, all rows are padding, and as long as they can get."""
+        axes = self._model.num_position_axes
+        token_ids, positions = np.zeros(size, np.int64), np.zeros((axes, size) if axes else size, np.int64)
         sources = np.full(size, -1, np.int64)
         slots = np.full(size, self._backend.scratch_slot, np.int64)
         seq_lens = np.ones(size, np.int32)
-        block_table = np.full((size, self._max_blocks), self._backend.scratch_slot // self._block_size, np.int32)
+        num_blocks = self._max_blocks if inputs is None else inputs.metadata.block_table.shape[1]
+        block_table = np.full((size, num_blocks), self._backend.scratch_slot // self._block_size, np.int32)
         if inputs is not None:
             num_seqs, metadata = len(inputs.rows), inputs.metadata
-            token_ids[:num_seqs], positions[:num_seqs] = inputs.token_ids, inputs.positions
+            token_ids[:num_seqs] = inputs.token_ids
+            positions[..., :num_seqs] = inputs.positions if inputs.axis_positions is None else inputs.axis_positions
             if inputs.token_sources is not None:
                 sources[:num_seqs] = inputs.token_sources
             slots[:num_seqs], seq_lens[:num_seqs] = metadata.slots, metadata.seq_lens
-            block_table[:num_seqs, : metadata.block_table.shape[1]] = metadata.block_table
-        key_starts = np.zeros(size + 1, np.int32)
-        np.cumsum(seq_lens, out=key_starts[1:])
-        return [token_ids, positions, sources, slots, seq_lens, block_table, key_starts]
+            block_table[:num_seqs] = metadata.block_table
+        return [token_ids, positions, sources, slots, seq_lens, np.array([num_blocks], np.int32), block_table]
 
     def _step(self, tensors: list[torch.Tensor], size: int) -> Callable[[], torch.Tensor]:
-        token_ids, positions, sources, slots, seq_lens, block_table, key_starts = tensors
-        query_starts = torch.arange(size + 1, dtype=torch.int32, device=token_ids.device)
+        token_ids, positions, sources, slots, seq_lens, blocks_per_row, block_table = tensors
         every_row = torch.arange(size, device=token_ids.device)
-        step = StepTensors(slots, block_table, query_starts, key_starts, seq_lens, 1, self._max_model_len)
+        rows = every_row.int()
+        step = StepTensors(slots, seq_lens, block_table, blocks_per_row, DecodeTokens(rows, rows, self._max_model_len))
 
         def compute() -> torch.Tensor:
             self._backend.begin_on(step)
@@ -199,8 +208,8 @@ def record_decode(
     max_model_len: int,
 ) -> GraphedDecode | None:
     """Record a model's decode steps. Returns None, and logs the reason, if this is not possible. Arguments as for GraphedDecode."""
-    if not isinstance(backend, CudaAttention) or not backend.fits_graphs:
-        log.info("decode steps are not recorded: their attention is not computed by varlen_attn alone")
+    if not isinstance(backend, RecordableAttention):
+        log.info("decode steps are not recorded: %s attention needs their metadata on the host", backend.name)
         return None
     graphs = GraphedDecode(
         model,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from triptych_engine.runner.cpu.decoder.adapters import current_adapters
+from triptych_engine.runner.fusion.adapters import current_adapters
 
 if TYPE_CHECKING:
     from triptych_engine.runner.input_batch import StepInputs

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer
-from triptych_engine.runner.cpu.modules import GatedMLP, LinearPart
+from triptych_engine.runner.fusion.layer import FusedDecoderLayer
+from triptych_engine.runner.fusion.modules import GatedMLP, LinearPart
 
 #: The layers that the kernel of a decoder layer computes, in the order of its updates (csrc/lora.h).
 KERNEL_UPDATES = (

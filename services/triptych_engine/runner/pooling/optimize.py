@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from transformers.activations import GELUActivation
 
-from triptych_engine.runner.cpu.linear.layers import OneDnnLinear, PackedLinear
-from triptych_engine.runner.cpu.modules import LinearPart, SharedProduct
+from triptych_engine.runner.cpu.linear.layers import OneDnnLinear
+from triptych_engine.runner.fusion.kernels import PackedLinear
+from triptych_engine.runner.fusion.modules import LinearPart, SharedProduct
 from triptych_engine.runner.pooling.encoder_model import EncoderModel
 
 #: Names of the projections of queries, keys and values.

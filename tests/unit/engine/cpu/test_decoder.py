@@ -13,11 +13,12 @@ from torch import nn
 from transformers import PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
-from triptych_engine.runner.cpu.decoder.decoder import Decoder, find_decoder
-from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer, first_tokens
-from triptych_engine.runner.cpu.decoder.layer_kernel import LayerStack
+from triptych_engine.runner.cpu.fused import CpuFusedKernels
 from triptych_engine.runner.cpu.kernels import load_kernels
+from triptych_engine.runner.cpu.layer_kernel import LayerStack
 from triptych_engine.runner.cpu.linear import packing
+from triptych_engine.runner.fusion.decoder import Decoder, find_decoder
+from triptych_engine.runner.fusion.layer import FusedDecoderLayer, first_tokens
 from triptych_engine.runner.model_runner import ModelRunner
 
 PROMPT = [(7 * i) % 90 for i in range(50)]
@@ -118,7 +119,7 @@ def test_a_hook_that_changes_a_layers_result_is_heeded(runner: ModelRunner) -> N
 def found(runner: ModelRunner) -> Decoder | None:
     """The decoder of a model that a test has altered."""
     model, probe = runner._model, runner._model.probe_token_ids
-    return find_decoder(model.model, load_kernels(), probe, model.position_ids(torch.arange(len(probe)) * 10))
+    return find_decoder(model.model, CpuFusedKernels(load_kernels()), probe, model.position_ids(torch.arange(len(probe)) * 10))
 
 
 def scaled_embeddings(model: Any) -> None:

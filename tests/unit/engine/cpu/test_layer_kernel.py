@@ -13,10 +13,10 @@ from triptych_engine.runner import builder
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.attention import CpuAttention
-from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer
-from triptych_engine.runner.cpu.decoder.layer_kernel import LayerKernel
 from triptych_engine.runner.cpu.kernels import LINEAR_METHODS, CpuKernels
+from triptych_engine.runner.cpu.layer_kernel import LayerKernel
 from triptych_engine.runner.cpu.linear import packing
+from triptych_engine.runner.fusion.layer import FusedDecoderLayer
 from triptych_engine.runner.input_batch import StepInputs
 from triptych_engine.runner.launched_step import LaunchedStep
 from triptych_engine.runner.model_runner import ModelRunner
@@ -135,16 +135,16 @@ def test_a_kernel_that_computes_something_else_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
-    forward = LayerKernel.forward
+    compute = LayerKernel.compute
 
     def wrong_beyond_few_rows(self: LayerKernel, backend: CpuAttention, x: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
-        out = forward(self, backend, x, *tables)
+        out = compute(self, backend, x, *tables)
         out[8:, -1] += 1.0
         return out
 
-    monkeypatch.setattr(LayerKernel, "forward", wrong_beyond_few_rows)
+    monkeypatch.setattr(LayerKernel, "compute", wrong_beyond_few_rows)
     monkeypatch.setattr(packing, "cpu_computes_bfloat16", lambda: False)  # on ARM, oneDNN would compute the products
     runner = build_runner(RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, dtype=torch.bfloat16))
     layers = [module for module in runner._model.model.modules() if isinstance(module, FusedDecoderLayer)]
     assert [layer.kernel for layer in layers] == [None, None]
-    assert "layer 1 as one kernel is not what its parts are" in caplog.text
+    assert "layer 1 as a whole is not what its parts are" in caplog.text

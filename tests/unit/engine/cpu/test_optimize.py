@@ -21,12 +21,13 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaMLP
 from triptych_engine.runner.attention.paged import ATTENTION_NAME, attending
-from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer
+from triptych_engine.runner.cpu.fused import CpuFusedKernels
 from triptych_engine.runner.cpu.kernels import load_kernels
-from triptych_engine.runner.cpu.linear.layers import Bf16Linear, OneDnnLinear
+from triptych_engine.runner.cpu.linear.layers import Bf16Linear, OneDnnLinear, WideHead
 from triptych_engine.runner.cpu.linear.packing import can_pack, pack
-from triptych_engine.runner.cpu.modules import FusedRMSNorm, GatedMLP, LinearPart, WideHead
-from triptych_engine.runner.cpu.optimize import optimize
+from triptych_engine.runner.fusion.layer import FusedDecoderLayer
+from triptych_engine.runner.fusion.modules import FusedRMSNorm, GatedMLP, LinearPart
+from triptych_engine.runner.fusion.optimize import optimize
 
 
 def a_model(config) -> nn.Module:
@@ -67,7 +68,7 @@ def kinds(model: nn.Module) -> set[type]:
 
 def test_a_llama_is_replaced_throughout():
     model = a_model(a_tiny_llama_config())
-    optimize(model, load_kernels(), TOKENS, POSITIONS)
+    optimize(model, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
     assert {FusedDecoderLayer, FusedRMSNorm, WideHead} <= kinds(model)
     assert not {"LlamaDecoderLayer", "LlamaAttention", "LlamaMLP"} & {kind.__name__ for kind in kinds(model)}
     assert model.get_input_embeddings()(torch.tensor([1])).dtype == torch.float32
@@ -77,11 +78,11 @@ def test_gelu_mlps_and_layer_norms_are_left_alone():
     model = a_model(
         GemmaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, head_dim=16)
     )
-    optimize(model, load_kernels(), TOKENS, POSITIONS)
+    optimize(model, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
     assert GatedMLP not in kinds(model)
     assert FusedRMSNorm in kinds(model)
     gpt2 = a_model(GPT2Config(vocab_size=97, n_embd=32, n_layer=1, n_head=2))
-    optimize(gpt2, load_kernels(), TOKENS, POSITIONS)
+    optimize(gpt2, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
     assert FusedRMSNorm not in kinds(gpt2)
     assert gpt2.get_input_embeddings()(torch.tensor([1])).dtype == torch.bfloat16
 
@@ -90,7 +91,7 @@ def test_gelu_mlps_and_layer_norms_are_left_alone():
 def test_without_kernels_only_linear_layers_are_replaced_that_onednn_takes(dtype: torch.dtype):
     model = a_model(a_tiny_llama_config()).to(dtype)
     before = kinds(model)
-    optimize(model, None, TOKENS, POSITIONS)
+    optimize(model, CpuFusedKernels(None), TOKENS, POSITIONS)
     if not can_pack(None, dtype):  # oneDNN takes bfloat16 only with AVX-512
         assert dtype == torch.bfloat16
         assert kinds(model) == before
@@ -112,7 +113,7 @@ LLAMA_LIKE = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_fused_layer_computes_what_it_replaces(config, dtype: torch.dtype):
     reference, model = a_model(config).float(), a_model(config).to(dtype)
-    optimize(model, load_kernels(), TOKENS, POSITIONS)
+    optimize(model, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
     assert FusedDecoderLayer in kinds(model)
     with torch.inference_mode(), attending(Attention()):
         # Other tokens than those that it was tried on, at other positions.
@@ -135,7 +136,7 @@ def test_a_fused_layer_computes_what_it_replaces(config, dtype: torch.dtype):
 )
 def test_layers_of_another_kind_are_left_alone(config):
     reference, model = a_model(config).float(), a_model(config).float()
-    optimize(model, load_kernels(), TOKENS, POSITIONS)
+    optimize(model, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
     assert FusedDecoderLayer not in kinds(model)
     with torch.inference_mode(), attending(Attention()):
         torch.testing.assert_close(model(TOKENS[None]).logits, reference(TOKENS[None]).logits, rtol=1e-4, atol=1e-4)
@@ -150,7 +151,7 @@ def test_an_attention_that_changes_far_into_the_context_is_noticed():
         "llama_4_scaling_beta": 0.1,
     }
     model = a_model(Ministral3Config(**SIZES, head_dim=16, rope_parameters=rope)).float()
-    optimize(model, load_kernels(), TOKENS, POSITIONS)
+    optimize(model, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
     assert FusedDecoderLayer not in kinds(model)
 
 
@@ -159,7 +160,7 @@ def test_an_attention_that_changes_far_into_the_context_is_noticed():
 def test_a_factor_is_noticed_beside_huge_channels(dtype: torch.dtype, factor: int):
     model = a_model(GraniteConfig(**SIZES, residual_multiplier=0.22)).to(dtype)
     model.get_input_embeddings().weight.data[:, 5] *= factor
-    optimize(model, load_kernels(), TOKENS, POSITIONS)
+    optimize(model, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
     assert FusedDecoderLayer not in kinds(model)
 
 
@@ -172,14 +173,14 @@ def test_a_gated_mlp_that_bounds_its_values_is_left_alone():
 
     for layer in model.model.layers:
         layer.mlp.__class__ = BoundedMLP
-    optimize(model, load_kernels(), TOKENS, POSITIONS)
+    optimize(model, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
     assert not {GatedMLP, FusedDecoderLayer} & kinds(model)
 
 
 def test_float16_models_are_left_alone():
     model = a_model(a_tiny_llama_config()).half()
     before = kinds(model)
-    optimize(model, load_kernels(), TOKENS, POSITIONS)
+    optimize(model, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
     assert kinds(model) == before
 
 
@@ -219,7 +220,7 @@ def test_a_shared_product_is_not_reused_for_another_input():
     linears = [attention.q_proj, attention.k_proj, attention.v_proj]
     inputs = [torch.randn(1, 3, 32) for _ in range(2)]
     expected = [[linear(x) for linear in linears] for x in inputs]
-    optimize(model, None, TOKENS, POSITIONS)  # kernels would take the attention away
+    optimize(model, CpuFusedKernels(None), TOKENS, POSITIONS)  # kernels would take the attention away
     parts = [attention.q_proj, attention.k_proj, attention.v_proj]
     for x, wanted in zip(inputs, expected, strict=True):
         for part, one in zip(parts, wanted, strict=True):

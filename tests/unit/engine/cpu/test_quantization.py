@@ -27,11 +27,13 @@ from triptych_engine.runner import builder
 from triptych_engine.runner.attention.paged import ATTENTION_NAME
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
-from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer
+from triptych_engine.runner.cpu.fused import CpuFusedKernels
 from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.runner.cpu.linear.quant import QuantLinear, UnquantizedLinear
-from triptych_engine.runner.cpu.modules import LinearPart
-from triptych_engine.runner.cpu.optimize import Quantized, optimize, quantize
+from triptych_engine.runner.cpu.quantize import Quantized, quantize
+from triptych_engine.runner.fusion.layer import FusedDecoderLayer
+from triptych_engine.runner.fusion.modules import LinearPart
+from triptych_engine.runner.fusion.optimize import optimize
 from triptych_engine.runner.model.loader import LoadedModel, check_parity, load_model
 from triptych_engine.runner.model.precision import check_quantization
 from triptych_engine.runner.model_runner import ModelRunner
@@ -63,7 +65,7 @@ def marked(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> PreT
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).to(dtype).eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION_NAME)
-    optimize(model, load_kernels(), *TRIAL, form=Q8)
+    optimize(model, CpuFusedKernels(load_kernels(), form=Q8), *TRIAL)
     return model
 
 
@@ -171,7 +173,7 @@ def test_a_kernel_that_is_not_what_its_quantised_parts_are_is_given_up(caplog: p
         patch.setattr(FusedDecoderLayer, "join", join_then_change)
         quantize(model, *TRIAL)
     assert [layer.kernel is not None for layer in model.modules() if isinstance(layer, FusedDecoderLayer)] == [False, True]
-    assert "layer 0 as one kernel is not what its parts are" in caplog.text
+    assert "layer 0 as a whole is not what its parts are" in caplog.text
 
 
 def test_a_model_that_int8_moves_too_far_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

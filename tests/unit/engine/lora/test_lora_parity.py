@@ -13,7 +13,7 @@ from support.builders.lora import ALL, ATTENTION, peft_logits, save_adapter
 from support.lora import all_logits, lora_runner
 from transformers import Gemma3TextConfig, ModernBertDecoderConfig, Phi3Config, Qwen3Config, Qwen3MoeConfig
 from triptych.errors import InvalidRequestError
-from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer
+from triptych_engine.runner.fusion.layer import FusedDecoderLayer
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 4,

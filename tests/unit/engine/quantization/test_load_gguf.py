@@ -17,9 +17,9 @@ from torch import nn
 from triptych.errors import StartupError, UnsupportedModelError
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
-from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer
 from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.runner.cpu.linear.quant import CpuQuantizedModules, QuantEmbedding
+from triptych_engine.runner.fusion.layer import FusedDecoderLayer
 from triptych_engine.runner.model.loader import load_model
 from triptych_engine.runner.model_runner import ModelRunner
 from triptych_engine.runner.quantization.gguf_blocks import BLOCK_TYPES

@@ -13,8 +13,8 @@ from triptych_engine.executor.in_process import InProcessExecutor
 from triptych_engine.runner import builder
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
-from triptych_engine.runner.cpu.decoder import decoder, layer
-from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer
+from triptych_engine.runner.fusion import decoder, layer
+from triptych_engine.runner.fusion.layer import FusedDecoderLayer
 from triptych_engine.runner.model import loader
 from triptych_engine.runner.model_runner import ModelRunner
 from triptych_engine.runner.verdicts import Verdicts

@@ -8,18 +8,10 @@ import torch
 from torch import nn
 
 from triptych_engine.runner.cpu.kernels import CpuKernels
+from triptych_engine.runner.fusion.kernels import PackedLinear
 
 #: Number of rows for which oneDNN chooses the layout of packed weights; measured best or near best from 1 to 512 rows.
 _PACK_FOR_ROWS = 64
-
-
-class PackedLinear(nn.Module):
-    """A linear layer whose weight is packed once, in a special layout. It can combine several layers; its output is then their
-    outputs concatenated. See `pack`."""
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
 
 
 class OneDnnLinear(PackedLinear):
@@ -77,3 +69,14 @@ class Bf16Linear(KernelLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._multiply(lambda rows: self._product(rows, self.weight, self.bias, self.out_features), x)
+
+
+class WideHead(nn.Module):
+    """The output head: bf16 hidden [..., hidden_size] -> fp32 logits [..., vocab_size], none of them rounded to bf16."""
+
+    def __init__(self, linear: PackedLinear) -> None:
+        super().__init__()
+        self._linear = linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._linear(x.float())

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
 from triptych_engine.runner.cpu.kernels import CpuKernels
-from triptych_engine.runner.cpu.linear.layers import Bf16Linear, OneDnnLinear, PackedLinear
+from triptych_engine.runner.cpu.linear.layers import Bf16Linear, OneDnnLinear
 from triptych_engine.runner.cpu.linear.quant import QuantLinear, UnquantizedLinear
+from triptych_engine.runner.fusion.kernels import PackedLinear
 from triptych_engine.runner.model.precision import cpu_computes_bfloat16
 from triptych_engine.runner.quantization.formats import QuantFormat
-
-#: Combines layers into one; either all or none have a bias.
-Pack = Callable[..., PackedLinear]
 
 
 def pack(

@@ -1,22 +1,19 @@
-"""Modules that replace those of a model on a CPU: the same results with fewer and faster operations."""
+"""Modules that replace those of a model: the same results with fewer and faster operations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
-from triptych_engine.runner.cpu.kernels import CpuKernels
-from triptych_engine.runner.cpu.linear.layers import PackedLinear
-from triptych_engine.runner.cpu.linear.packing import Pack
-from triptych_engine.runner.cpu.linear.quant import QuantLinear
+from triptych_engine.runner.fusion.kernels import FusedKernels, PackedLinear
 
 
 class SharedProduct:
     """One product for several layers that are called with the same input, one after the other."""
 
-    def __init__(self, linears: Sequence[nn.Linear | QuantLinear], pack: Pack) -> None:
+    def __init__(self, linears: Sequence[nn.Linear | PackedLinear], pack: Callable[..., PackedLinear]) -> None:
         self.linear = pack(*linears)
         #: Number of outputs of each layer.
         self.sizes = [linear.out_features for linear in linears]
@@ -59,31 +56,20 @@ class LinearPart(nn.Module):
 class GatedMLP(nn.Module):
     """down(silu(gate(x)) * up(x)) as two products and one kernel between them. x: [..., hidden_size]."""
 
-    def __init__(self, gate: nn.Module, up: nn.Module, down: nn.Module, kernels: CpuKernels, pack: Pack) -> None:
+    def __init__(self, gate: nn.Module, up: nn.Module, down: nn.Module, kernels: FusedKernels) -> None:
         super().__init__()
         #: Its two products; the first one is gate and up, concatenated.
-        self.gate_up, self.down = pack(gate, up), pack(down)
+        self.gate_up, self.down = kernels.pack(gate, up), kernels.pack(down)
         self._kernels = kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self._kernels.silu_mul(self.gate_up(x)))
 
 
-class WideHead(nn.Module):
-    """The output head: bf16 hidden [..., hidden_size] -> fp32 logits [..., vocab_size], none of them rounded to bf16."""
-
-    def __init__(self, linear: PackedLinear) -> None:
-        super().__init__()
-        self._linear = linear
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._linear(x.float())
-
-
 class FusedRMSNorm(nn.Module):
     """x / rms(x) * weight in one pass; takes fp32 or bf16, computes in fp32, returns `dtype`. x: [..., hidden_size]."""
 
-    def __init__(self, weight: torch.Tensor, eps: float, dtype: torch.dtype, kernels: CpuKernels) -> None:
+    def __init__(self, weight: torch.Tensor, eps: float, dtype: torch.dtype, kernels: FusedKernels) -> None:
         super().__init__()
         self.scale, self.eps, self._dtype, self._kernels = weight.float().contiguous(), eps, dtype, kernels
 

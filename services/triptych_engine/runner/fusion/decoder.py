@@ -10,18 +10,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from triptych_engine.runner.attention.paged import AttentionBackend, attending
-from triptych_engine.runner.cpu.attention import CpuAttention
-from triptych_engine.runner.cpu.decoder.calls import ModuleCall, is_same_tensor, recorded_calls
-from triptych_engine.runner.cpu.decoder.layer import FusedDecoderLayer, first_tokens, trial_backend
-from triptych_engine.runner.cpu.decoder.layer_kernel import LayerStack, RotaryTables
-from triptych_engine.runner.cpu.kernels import CpuKernels
+from triptych_engine.runner.fusion.calls import ModuleCall, is_same_tensor, recorded_calls
+from triptych_engine.runner.fusion.kernels import FusedKernels
+from triptych_engine.runner.fusion.layer import FusedDecoderLayer, first_tokens, trial_backend
+from triptych_engine.runner.fusion.rotary import RotaryTables
 from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
@@ -33,22 +32,29 @@ class Decoder:
     Args:
         embedding: token ids [1, num_tokens] -> [1, num_tokens, hidden_size].
         rotary: hidden states, position ids -> cosines and sines, [1, num_tokens, rotary_dim] each.
-        layers: all with a kernel.
+        layers: all with a kernel, of one shape.
         norm: [n, hidden_size] -> [n, hidden_size].
         head: [1, n, hidden_size] -> [1, n, vocab_size].
     """
 
     def __init__(
-        self, embedding: nn.Module, rotary: nn.Module, layers: Sequence[FusedDecoderLayer], norm: nn.Module, head: nn.Module
+        self,
+        kernels: FusedKernels,
+        embedding: nn.Module,
+        rotary: nn.Module,
+        layers: Sequence[FusedDecoderLayer],
+        norm: nn.Module,
+        head: nn.Module,
     ) -> None:
+        self._kernels = kernels
         self._embedding, self._rotary, self._layers, self._norm, self._head = embedding, rotary, layers, norm, head
-        self._stack = LayerStack([layer.kernel for layer in layers if layer.kernel is not None])
+        self._stack = kernels.stack([layer.kernel for layer in layers])
         self._tables = RotaryTables()
 
     def takes(self, backend: AttentionBackend) -> bool:
         """Whether it can compute a step. A hook may read or change what a layer gets and returns; then each layer is called."""
         is_watched = any(layer._forward_hooks or layer._forward_pre_hooks for layer in self._layers)
-        return isinstance(backend, CpuAttention) and not is_watched
+        return self._kernels.attends_with(backend) and not is_watched
 
     def hidden(
         self,
@@ -61,7 +67,7 @@ class Decoder:
         embeds = self._embedding(token_ids[None]) if inputs_embeds is None else inputs_embeds
         tables = self._tables.dense(self._rotary(embeds, position_ids))
         states = embeds[0] if embeds.dtype == torch.float32 else embeds[0].float()
-        states = self._stack.compute(cast(CpuAttention, backend), states.contiguous(), *tables)
+        states = self._stack.compute(backend, states.contiguous(), *tables)
         hidden: torch.Tensor = self._norm(states if wanted is None else states[wanted])
         return hidden
 
@@ -72,7 +78,7 @@ class Decoder:
 
 def find_decoder(
     model: PreTrainedModel,
-    kernels: CpuKernels | None,
+    kernels: FusedKernels,
     token_ids: torch.Tensor,
     position_ids: torch.Tensor,
     question: str = "decoder",
@@ -87,7 +93,7 @@ def find_decoder(
     """
     layers = [module for module in model.modules() if isinstance(module, FusedDecoderLayer)]
     shapes = {None if layer.kernel is None else layer.kernel.shape for layer in layers}
-    if kernels is None or len(shapes) != 1 or None in shapes:
+    if len(shapes) != 1 or None in shapes:
         return None
     own_names = {module: name for name, module in model.named_modules()}
 
@@ -96,17 +102,17 @@ def find_decoder(
         return None if parts is None else [own_names[part] for part in parts]
 
     names = (verdicts or Verdicts()).of(question, find)
-    return None if names is None else _decoder_of(layers, [model.get_submodule(name) for name in names])
+    return None if names is None else _decoder_of(kernels, layers, [model.get_submodule(name) for name in names])
 
 
-def _decoder_of(layers: Sequence[FusedDecoderLayer], parts: Sequence[nn.Module]) -> Decoder:
+def _decoder_of(kernels: FusedKernels, layers: Sequence[FusedDecoderLayer], parts: Sequence[nn.Module]) -> Decoder:
     embedding, rotary, norm, head = parts
-    return Decoder(embedding, rotary, layers, norm, head)
+    return Decoder(kernels, embedding, rotary, layers, norm, head)
 
 
 def _find_parts(
     model: PreTrainedModel,
-    kernels: CpuKernels,
+    kernels: FusedKernels,
     layers: Sequence[FusedDecoderLayer],
     token_ids: torch.Tensor,
     position_ids: torch.Tensor,
@@ -118,7 +124,7 @@ def _find_parts(
     if parts is None:
         return None
     try:
-        if _computes_the_same(_decoder_of(layers, parts), model, kernels, layers, token_ids, position_ids):
+        if _computes_the_same(_decoder_of(kernels, layers, parts), model, kernels, layers, token_ids, position_ids):
             return parts
         why = "compute something else"
     except Exception as error:  # the modules' code is not ours
@@ -159,7 +165,7 @@ def _gets(call: ModuleCall, *tensors: torch.Tensor) -> bool:
 def _computes_the_same(
     decoder: Decoder,
     model: PreTrainedModel,
-    kernels: CpuKernels,
+    kernels: FusedKernels,
     layers: Sequence[FusedDecoderLayer],
     token_ids: torch.Tensor,
     position_ids: torch.Tensor,

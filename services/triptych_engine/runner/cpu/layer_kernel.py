@@ -9,63 +9,38 @@ from typing import Any
 import torch
 
 from triptych_engine.runner.cpu.attention import CpuAttention
-from triptych_engine.runner.cpu.decoder.adapters import current_adapters
 from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs, PackedWeight
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.linear.layers import KernelLinear
 from triptych_engine.runner.cpu.linear.quant import QuantLinear
-
-
-class RotaryTables:
-    """Cosines and sines of a step. All layers get the same ones, so they are made dense only once."""
-
-    def __init__(self) -> None:
-        self._given: Any = None
-        self._dense: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def dense(self, position_embeddings: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, [1, num_tokens, rotary_dim] each, as [num_tokens, rotary_dim] fp32, dense."""
-        if self._dense is None or position_embeddings is not self._given:
-            cos, sin = (part.view(part.shape[-2:]).float().contiguous() for part in position_embeddings)
-            self._given, self._dense = position_embeddings, (cos, sin)
-        return self._dense
+from triptych_engine.runner.fusion.adapters import current_adapters
+from triptych_engine.runner.fusion.kernels import LayerParts
 
 
 class LayerKernel:
     """Weights and shapes of one layer in the kernel's form.
 
     Args:
-        index: index of the layer in the attention backend.
-        norms: weight [hidden_size] fp32 and epsilon, before the attention and before the MLP.
-        qk_norms: weights [head_dim] fp32 of queries' and keys' norms, and their epsilon; None for none.
-        products: q/k/v concatenated, output, gate and up concatenated, down; all of one format.
-        heads: number of query heads, number of key heads, head_dim, v_head_dim.
-        options: options of the attention backend's `forward`.
+        parts: its products are KernelLinears, all of one format.
     """
 
-    def __init__(
-        self,
-        kernels: CpuKernels,
-        index: int,
-        norms: tuple[tuple[torch.Tensor, float], tuple[torch.Tensor, float]],
-        qk_norms: tuple[torch.Tensor, torch.Tensor, float] | None,
-        products: tuple[KernelLinear, KernelLinear, KernelLinear, KernelLinear],
-        heads: tuple[int, int, int, int],
-        options: dict[str, Any],
-    ) -> None:
-        self.kernels, self.index = kernels, index
+    def __init__(self, kernels: CpuKernels, parts: LayerParts) -> None:
+        self.kernels, self.index, index = kernels, parts.index, parts.index
+        options, shape = parts.options, parts.cache_shape
+        products: Any = parts.products
+        heads = parts.num_q_heads, shape.num_kv_heads, shape.head_dim, shape.v_head_dim
         sinks = options["sinks"]
         sinks = None if sinks is None else sinks.float().contiguous()
-        self._kept_alive = (norms, qk_norms, products, sinks)
-        (norm, norm_eps), (mlp_norm, mlp_norm_eps) = norms
-        q_norm, k_norm, qk_eps = qk_norms if qk_norms is not None else (None, None, 0.0)
+        self._kept_alive = (parts, sinks)
+        (norm, norm_eps), (mlp_norm, mlp_norm_eps) = parts.norms
+        q_norm, k_norm, qk_eps = parts.qk_norms if parts.qk_norms is not None else (None, None, 0.0)
         self.group = heads[0] // heads[1]  # query heads per key head
         self.args = DecoderLayerArgs(
             norm.data_ptr(), mlp_norm.data_ptr(), _address(q_norm), _address(k_norm), *(_packed(one) for one in products),
             _address(sinks), *heads, options["window"], index, norm_eps, mlp_norm_eps, qk_eps, options["scaling"],
             options["softcap"],
         )  # fmt: skip
-        self.weight_format = products[0].weight_format
+        self.weight_format: str = products[0].weight_format
         self.words_per_row = kernels.decoder_layer_workspace(self.args, self.weight_format)
         self._alone = LayerStack([self])
 
@@ -76,7 +51,7 @@ class LayerKernel:
         heads = self.args.num_q_heads, self.args.num_kv_heads, self.args.head_dim, self.args.v_head_dim
         return self.weight_format, *sizes, *heads
 
-    def forward(self, backend: CpuAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def compute(self, backend: CpuAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Compute only this layer; see `LayerStack.compute`."""
         return self._alone.compute(backend, x, cos, sin)
 

@@ -10,17 +10,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.builders.engine import GREEDY, a_tiny_llama_config, save_random_model
+from support.builders.text_families import COMMON
 from support.drivers.engine import EngineDriver
-from support.fakes.varlen import a_varlen_kernel
+from support.fakes.recordable_attention import RecordableTorchAttention
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForImageTextToText, Qwen2VLConfig
 from triptych_engine.runner import builder
 from triptych_engine.runner.builder import build_runner
-from triptych_engine.runner.cuda.attention import CudaAttention
 from triptych_engine.runner.cuda.graphed_decode import CudaRecorder, GraphedDecode, Recording, batch_sizes
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput
 from triptych_engine.scheduling.request import Request
@@ -78,8 +80,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def driver(path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineDriver:
-    """Of a runner whose attention is the GPU's."""
-    monkeypatch.setattr(builder, "choose_backend", lambda *args, **options: CudaAttention(CPU, a_varlen_kernel()))
+    """Of a runner whose attention can be recorded."""
+    monkeypatch.setattr(builder, "choose_backend", lambda *args, **options: RecordableTorchAttention())
     return EngineDriver(path, max_num_seqs=6, max_model_len=64, num_blocks=32)
 
 
@@ -119,7 +121,7 @@ def test_rows_that_stand_for_nobody_change_nothing(driver: EngineDriver, num_seq
     new = [NewSequence(f"r{i}", [7 + i, 9, 11 + i], 3, 0, [2 * i + 1], GREEDY) for i in range(num_seqs)]
     ids = [sequence.request_id for sequence in new]
     backend = runner._backend
-    assert isinstance(backend, CudaAttention)
+    assert isinstance(backend, RecordableTorchAttention)
     results = []
     for graphed in (False, True):
         for k, v in backend._cache.values():
@@ -132,13 +134,41 @@ def test_rows_that_stand_for_nobody_change_nothing(driver: EngineDriver, num_seq
             inputs = runner._batch.gather(SchedulerOutput(num_scheduled_tokens=dict.fromkeys(ids, 1)))
             logits = runner._forward(inputs, inputs.last_tokens, []).clone()
         runner.execute(SchedulerOutput(dropped=ids))
-        results.append((logits, [k[:-1].clone() for k, _ in backend._cache.values()]))  # the last block is scratch
+        results.append((logits, [k[: backend.scratch_slot].clone() for k, _ in backend._cache.values()]))
     (logits, keys), (padded_logits, padded_keys) = results
     assert runner._graphs is not None
     assert runner._graphs.num_replays == 1
     torch.testing.assert_close(padded_logits, logits, rtol=1e-6, atol=1e-6)
     for one, other in zip(keys, padded_keys, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-6)
+
+
+def test_positions_on_several_axes_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of a model that takes pictures, text and what follows a picture."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    config = Qwen2VLConfig(
+        text_config={**COMMON, "rope_parameters": rope},
+        vision_config={"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 64},
+    )
+    save_random_model(tmp_path, config, AutoModelForImageTextToText)
+    monkeypatch.setattr(builder, "choose_backend", lambda *args, **options: RecordableTorchAttention())
+    driver = EngineDriver(tmp_path, max_num_seqs=4, max_model_len=64, num_blocks=32)
+    runner = driver.runner
+    assert runner._model.num_position_axes == 3
+    graphs, _ = record(driver)
+    new = [NewSequence(f"r{i}", [7 + i, 9, 11 + i], 3, 0, [2 * i + 1], GREEDY) for i in range(3)]
+    ids = [sequence.request_id for sequence in new]
+    runner._update_states(SchedulerOutput(new=new))
+    runner._batch._axis_positions[runner._batch.row("r1")] = np.array([[0, 1, 2], [0, 4, 4], [0, 1, 6]])
+    logits = []
+    with torch.inference_mode():
+        runner.execute(SchedulerOutput(num_scheduled_tokens=dict.fromkeys(ids, 3)))
+        inputs = runner._batch.gather(SchedulerOutput(num_scheduled_tokens=dict.fromkeys(ids, 1)))
+        assert inputs.axis_positions is not None
+        for runner._graphs in (None, graphs):
+            logits.append(runner._forward(inputs, inputs.last_tokens, []).clone())
+    assert graphs.num_replays == 1
+    torch.testing.assert_close(logits[1], logits[0], rtol=1e-5, atol=1e-5)
 
 
 def test_every_size_is_recorded_the_largest_first(driver: EngineDriver):

@@ -1,5 +1,5 @@
 """A decoder layer of the common kind (Llama's) as four matrix products and five kernels between them, instead of about forty torch
-calls; or as a single kernel, if our own kernels compute all four products.
+calls; or as a whole, if the device's kernels compute all of its parts.
 
 With few rows, most of a step's time is the overhead of calls, not computation. Whether a layer is of the common kind does not
 depend on its class. A layer whose parts have the same names as Llama's is run next to its replacement on a real input. It is
@@ -18,13 +18,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from triptych_engine.runner.attention.paged import AttentionMetadata, LayerShape, attending, current_backend
-from triptych_engine.runner.cpu.attention import CpuAttention
-from triptych_engine.runner.cpu.decoder.calls import AttentionCall, AttentionRecorder, ModuleCall, recorded_calls
-from triptych_engine.runner.cpu.decoder.layer_kernel import LayerKernel, RotaryTables
-from triptych_engine.runner.cpu.kernels import CpuKernels
-from triptych_engine.runner.cpu.linear.layers import KernelLinear, PackedLinear
-from triptych_engine.runner.cpu.modules import FusedRMSNorm, GatedMLP, LinearPart
+from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMetadata, LayerShape, attending, current_backend
+from triptych_engine.runner.fusion.calls import AttentionCall, AttentionRecorder, ModuleCall, recorded_calls
+from triptych_engine.runner.fusion.kernels import FusedKernels, LayerParts, PackedLinear, WholeLayer
+from triptych_engine.runner.fusion.modules import FusedRMSNorm, GatedMLP, LinearPart
+from triptych_engine.runner.fusion.rotary import RotaryTables
 from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
@@ -47,7 +45,7 @@ class FusedDecoderLayer(nn.Module):
         tables: shared by all layers.
     """
 
-    def __init__(self, layer: nn.Module, call: AttentionCall, kernels: CpuKernels, tables: RotaryTables) -> None:
+    def __init__(self, layer: nn.Module, call: AttentionCall, kernels: FusedKernels, tables: RotaryTables) -> None:
         super().__init__()
         attention: Any = layer.self_attn
         norms: list[Any] = [layer.input_layernorm, layer.post_attention_layernorm]
@@ -64,8 +62,8 @@ class FusedDecoderLayer(nn.Module):
         self._num_q_heads, self._head_dim = call.query.shape[1:]
         self._num_kv_heads, self._v_head_dim = call.value.shape[1:]
         self.tables = tables
-        #: The layer as a single kernel, if that is possible.
-        self.kernel: LayerKernel | None = None
+        #: The layer as a whole, if the kernels compute it.
+        self.kernel: WholeLayer | None = None
         self.join()
         if hasattr(layer, "attention_type"):  # the model reads it to choose a mask
             self.attention_type = layer.attention_type
@@ -73,11 +71,10 @@ class FusedDecoderLayer(nn.Module):
     def forward(self, hidden_states: torch.Tensor, *, position_embeddings: Any = None, **ignored: Any) -> torch.Tensor:
         """hidden_states: [1, num_tokens, hidden_size] fp32; position_embeddings: cos and sin, [1, num_tokens, rotary_dim]."""
         backend = current_backend()
-        kernel = self.kernel if isinstance(backend, CpuAttention) else None
         x = hidden_states[0].contiguous()
         cos, sin = self.tables.dense(position_embeddings)
-        if kernel is not None:
-            return kernel.forward(cast(CpuAttention, backend), x, cos, sin)[None]
+        if self.kernel is not None and self._kernels.attends_with(backend):
+            return self.kernel.compute(backend, x, cos, sin)[None]
         num_q_heads, num_kv_heads = self._num_q_heads, self._num_kv_heads
         qkv = self._qkv(self._norm(x))
         qk = self._kernels.qk_norm_rope(qkv, cos, sin, num_q_heads, num_kv_heads, self._head_dim, self._qk_norms)
@@ -105,7 +102,7 @@ class FusedDecoderLayer(nn.Module):
 
     @torch.inference_mode()
     def is_whole(self, hidden_states: torch.Tensor, position_embeddings: Any, dtype: torch.dtype, extra: float = 0.0) -> bool:
-        """Whether the single kernel computes the same as the parts, with few and many tokens, with a cache of this dtype.
+        """Whether the layer as a whole computes the same as the parts, with few and many tokens, with a cache of this dtype.
 
         extra: additional tolerance, relative to the typical value, besides that for rounding to the dtype.
         """
@@ -122,24 +119,22 @@ class FusedDecoderLayer(nn.Module):
                     added.append(self(inputs, position_embeddings=tables) - inputs)
             # The parts round values between them to the model's dtype; the kernel does not.
             if not _close(added[0], added[1], 4 * _TOLERANCE[dtype] + extra, _STREAM_TOLERANCE * inputs.abs()):
-                log.warning("layer %d as one kernel is not what its parts are; it is computed in parts", self.index)
+                log.warning("layer %d as a whole is not what its parts are; it is computed in parts", self.index)
                 return False
         return True
 
     def join(self) -> None:
-        """Make the layer a single kernel, if our own kernels compute all its products, from weights packed in one format."""
-        self.kernel = None
-        products: Any = (self._qkv, self._out, self._mlp.gate_up, self._mlp.down)
-        own = [product for product in products if isinstance(product, KernelLinear) and product.weight is not None]
-        if len(own) < len(products) or len({product.weight_format for product in own}) > 1:
-            return
+        """Compute the layer as a whole, if the kernels can, with the products as they are now."""
+        products = (self._qkv, self._out, self._mlp.gate_up, self._mlp.down)
         norms = (self._norm.scale, self._norm.eps), (self._mlp_weight, self._mlp_eps)
-        heads = self._num_q_heads, self._num_kv_heads, self._head_dim, self._v_head_dim
-        self.kernel = LayerKernel(self._kernels, self.index, norms, self._qk_norms, products, heads, self._options)
+        parts = LayerParts(
+            self.index, norms, self._qk_norms, products, self._num_q_heads, self.cache_shape, self._options
+        )  # fmt: skip
+        self.kernel = self._kernels.whole_layer(parts)
 
 
 def fuse_layers(
-    model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor, kernels: CpuKernels, verdicts: Verdicts
+    model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor, kernels: FusedKernels, verdicts: Verdicts
 ) -> int:
     """Replace layers in place, where possible; returns how many.
 
@@ -193,7 +188,7 @@ def _consists_of(module: nn.Module, parts: dict[str, type]) -> bool:
     return not extra and all(isinstance(children.get(name), kind) for name, kind in parts.items())
 
 
-def _fused(call: ModuleCall, kernels: CpuKernels, tables: RotaryTables, verdicts: Verdicts) -> FusedDecoderLayer | None:
+def _fused(call: ModuleCall, kernels: FusedKernels, tables: RotaryTables, verdicts: Verdicts) -> FusedDecoderLayer | None:
     """The layer's replacement, if it computes the same on these inputs; else None."""
     hidden_states, cos = call.input, (call.position_embeddings or (None,))[0]
     if cos is None or cos.numel() != hidden_states.shape[1] * cos.shape[-1] or hidden_states.dtype != torch.float32:
@@ -229,10 +224,10 @@ def _computes_the_same(fused: FusedDecoderLayer, call: ModuleCall, wanted: Atten
 
 
 def trial_backend(
-    layers: Sequence[FusedDecoderLayer], kernels: CpuKernels, num_tokens: int, dtype: torch.dtype
-) -> CpuAttention | None:
+    layers: Sequence[FusedDecoderLayer], kernels: FusedKernels, num_tokens: int, dtype: torch.dtype
+) -> AttentionBackend | None:
     """A backend with room for one sequence, whose cache has this dtype; None if it does not support the layers' shapes."""
-    backend = CpuAttention(kernels)
+    backend = kernels.attention()
     try:
         backend.allocate({layer.index: layer.cache_shape for layer in layers}, -(-num_tokens // _BLOCK_SIZE), _BLOCK_SIZE, dtype)
     except ValueError:

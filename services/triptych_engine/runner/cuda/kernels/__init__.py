@@ -1,0 +1,1 @@
+"""Triton kernels. They need triton, which comes with the CUDA builds of torch; only the GPU path imports them."""

@@ -1,0 +1,92 @@
+"""Triton kernels for what lies between the matrix products of a decoder layer. They compute in float32."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rms_norm_kernel(x, added, weight, total, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, IS_ADDED: tl.constexpr):
+    """x / rms(x) * weight; with IS_ADDED of the sum of x and `added`, which is stored too. Grid: [rows]."""
+    row = tl.program_id(0).to(tl.int64) * SIZE
+    index = tl.arange(0, BLOCK)
+    mask = index < SIZE
+    values = tl.load(x + row + index, mask=mask, other=0.0).to(tl.float32)
+    if IS_ADDED:
+        values += tl.load(added + row + index, mask=mask, other=0.0).to(tl.float32)
+        tl.store(total + row + index, values, mask=mask)
+    scale = tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
+    result = values * scale * tl.load(weight + index, mask=mask, other=0.0)
+    tl.store(out + row + index, result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """silu(first half of a row) * second half. Grid: [rows, blocks of a half]."""
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < SIZE
+    gate = tl.load(gate_up + row * 2 * SIZE + index, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * SIZE + SIZE + index, mask=mask, other=0.0).to(tl.float32)
+    small = tl.exp(-tl.abs(gate))  # without overflow
+    silu = gate * tl.where(gate >= 0, 1.0, small) / (1.0 + small)
+    tl.store(out + row * SIZE + index, (silu * up).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def rope_kernel(
+    qkv,
+    cos,
+    sin,
+    q_weight,
+    k_weight,
+    eps,
+    out,
+    k_cache,
+    v_cache,
+    slots,
+    qkv_stride,
+    out_stride,
+    NUM_Q_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+):
+    """Queries and keys, normalised and rotated by halves. With HAS_CACHE, keys and values go to the cache, else keys to `out`, too.
+
+    Grid: [tokens, query heads + key heads, with HAS_CACHE + value heads].
+    """
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    index = tl.arange(0, BLOCK)
+    if HAS_CACHE and head >= NUM_Q_HEADS + NUM_KV_HEADS:
+        head -= NUM_Q_HEADS + NUM_KV_HEADS
+        where = qkv + token * qkv_stride + (NUM_Q_HEADS + NUM_KV_HEADS) * HEAD_DIM + head * V_HEAD_DIM + index
+        value = tl.load(where, mask=index < V_HEAD_DIM)
+        where = v_cache + (tl.load(slots + token) * NUM_KV_HEADS + head) * V_HEAD_DIM + index
+        tl.store(where, value.to(v_cache.dtype.element_ty), mask=index < V_HEAD_DIM)
+        return
+    mask, is_rotated = index < HEAD_DIM, index < ROTARY_DIM
+    # Dimension i is rotated with i + ROTARY_DIM / 2, or the other way round.
+    other = tl.where(index < ROTARY_DIM // 2, index + ROTARY_DIM // 2, index - ROTARY_DIM // 2)
+    other = tl.where(is_rotated, other, index)
+    start = qkv + token * qkv_stride + head * HEAD_DIM
+    x = tl.load(start + index, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(start + other, mask=mask, other=0.0).to(tl.float32)
+    if HAS_NORMS:
+        weight = q_weight if head < NUM_Q_HEADS else k_weight
+        scale = tl.rsqrt(tl.sum(x * x, 0) / HEAD_DIM + eps)
+        x *= scale * tl.load(weight + index, mask=mask, other=0.0)
+        y *= scale * tl.load(weight + other, mask=mask, other=0.0)
+    cosine = tl.load(cos + token * ROTARY_DIM + index, mask=is_rotated, other=1.0)
+    sine = tl.load(sin + token * ROTARY_DIM + index, mask=is_rotated, other=0.0)
+    rotated = x * cosine + tl.where(index < ROTARY_DIM // 2, -y, y) * sine
+    if head < NUM_Q_HEADS or not HAS_CACHE:
+        tl.store(out + token * out_stride + head * HEAD_DIM + index, rotated.to(out.dtype.element_ty), mask=mask)
+    else:
+        where = k_cache + (tl.load(slots + token) * NUM_KV_HEADS + head - NUM_Q_HEADS) * HEAD_DIM + index
+        tl.store(where, rotated.to(k_cache.dtype.element_ty), mask=mask)

@@ -1,0 +1,139 @@
+"""What a kind of device provides for models whose parts are recognised and replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from triptych_engine.runner.attention.paged import AttentionBackend, LayerShape
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weight is packed once, in a special layout. It can combine several layers; its output is then their
+    outputs concatenated. See `FusedKernels.pack`."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """A decoder layer of the common kind.
+
+    Attributes:
+        index: index of the layer in the attention backend.
+        norms: weight [hidden_size] fp32 and epsilon, before the attention and before the MLP.
+        qk_norms: weights [head_dim] fp32 of queries' and keys' norms, and their epsilon; None for none.
+        products: q/k/v concatenated, output, gate and up concatenated, down.
+        options: options of the attention backend's `forward`.
+    """
+
+    index: int
+    norms: tuple[tuple[torch.Tensor, float], tuple[torch.Tensor, float]]
+    qk_norms: tuple[torch.Tensor, torch.Tensor, float] | None
+    products: tuple[PackedLinear, PackedLinear, PackedLinear, PackedLinear]
+    num_q_heads: int
+    cache_shape: LayerShape
+    options: dict[str, Any]
+
+
+class LayerStack(Protocol):
+    """Layers that are computed in one call; each one gets the result of the previous one."""
+
+    def compute(self, backend: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """x: [num_tokens, hidden_size] fp32, dense; cos, sin: [num_tokens, rotary_dim] fp32, dense. The result is like x.
+
+        backend: one that `FusedKernels.attends_with` accepts.
+        """
+        ...
+
+
+class WholeLayer(LayerStack, Protocol):
+    """A decoder layer that the kernels compute as a whole."""
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What must be equal for layers of one stack."""
+        ...
+
+
+class FusedKernels(Protocol):
+    """The kernels of one kind of device."""
+
+    #: Whether it computes more than products.
+    fuses: bool
+
+    def computes(self, dtype: torch.dtype) -> bool:
+        """Whether models of this dtype can use them."""
+        ...
+
+    def takes(self, linears: Sequence[nn.Module | None]) -> bool:
+        """Whether `pack` takes these layers together."""
+        ...
+
+    def pack(self, *linears: Any) -> PackedLinear:
+        """Combine linear layers into one, in the layout that is fastest here; either all or none have a bias."""
+        ...
+
+    def head(self, linear: nn.Linear) -> nn.Module | None:
+        """The output head with float32 logits; None if it is packed like other layers."""
+        ...
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
+        """x / rms(x) * weight over the last dimension; weight fp32, result of `dtype`."""
+        ...
+
+    def add_rms_norm(
+        self, x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of x (fp32) and `added` in fp32; and its RMS norm times weight (fp32), in the dtype of `added`.
+
+        x, added: [rows, size], dense.
+        """
+        ...
+
+    def qk_norm_rope(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        norms: tuple[torch.Tensor, torch.Tensor, float] | None,
+    ) -> torch.Tensor:
+        """Queries and keys, normalised if `norms` are given, and rotated (rotary embedding by halves).
+
+        Returns [rows, num_q_heads + num_kv_heads, head_dim].
+
+        Args:
+            qkv: [rows, (num_q_heads + num_kv_heads) * head_dim + ...], dense.
+            cos, sin: [rows, rotary_dim] fp32, dense; dimensions of a head beyond rotary_dim are not rotated.
+            norms: [head_dim] fp32 weights of the RMS norm of queries and of keys, and its epsilon; None for no norm.
+        """
+        ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(first half) * second half over the last dimension; [..., 2 * size] -> [..., size]."""
+        ...
+
+    def whole_layer(self, parts: LayerParts) -> WholeLayer | None:
+        """The layer as a whole; None if the kernels do not compute all of its parts."""
+        ...
+
+    def stack(self, layers: Sequence[Any]) -> LayerStack:
+        """Whole layers of the same shape, in one call."""
+        ...
+
+    def attention(self) -> AttentionBackend:
+        """A backend with which whole layers can be tried."""
+        ...
+
+    def attends_with(self, backend: AttentionBackend) -> bool:
+        """Whether whole layers can be computed on this backend's cache."""
+        ...

@@ -1,0 +1,52 @@
+"""Compares a GPU's kernels between matrix products with plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from triptych_engine.runner.fusion.kernels import FusedKernels
+
+
+def check_layer_kernels(kernels: FusedKernels, device: torch.device, dtype: torch.dtype, tolerance: float) -> None:
+    """Norms, gated activations and rotations of odd sizes, with and without what is optional."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype)
+
+    x, added, weight = random(5, 72, dtype=torch.float32), random(5, 72), random(72, dtype=torch.float32)
+    _close(kernels.rms_norm(x, weight, 1e-5, dtype), _rms_norm(x, weight, 1e-5), tolerance)
+    total, normed = kernels.add_rms_norm(x, added, weight, 1e-5)
+    _close(total, x + added.float(), 1e-6)
+    _close(normed, _rms_norm(x + added.float(), weight, 1e-5), tolerance)
+    assert (total.dtype, normed.dtype) == (torch.float32, dtype)
+
+    gate_up = 40 * random(3, 2, 2 * 1100)  # more than a block, and steep
+    gate, up = gate_up.float().chunk(2, -1)
+    _close(kernels.silu_mul(gate_up), nn.functional.silu(gate) * up, tolerance)
+
+    for rotary_dim, has_norms in ((24, False), (16, True)):
+        qkv = random(7, (6 + 2 + 2) * 24)
+        cos, sin = (random(7, rotary_dim // 2, dtype=torch.float32).repeat(1, 2) for _ in range(2))
+        norms = (random(24, dtype=torch.float32), random(24, dtype=torch.float32), 1e-6) if has_norms else None
+        rotated = kernels.qk_norm_rope(qkv, cos, sin, 6, 2, 24, norms)
+        heads = qkv[:, : 8 * 24].float().view(7, 8, 24)
+        if norms is not None:
+            parts = [_rms_norm(heads[:, :6], norms[0], norms[2]), _rms_norm(heads[:, 6:], norms[1], norms[2])]
+            heads = torch.cat(parts, 1)
+        _close(rotated, _rotate(heads, cos[:, None], sin[:, None]), tolerance)
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    rotated, kept = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    first, second = rotated.chunk(2, -1)
+    return torch.cat([rotated * cos + torch.cat([-second, first], -1) * sin, kept], -1)
+
+
+def _close(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(got.float(), expected, rtol=tolerance, atol=tolerance)

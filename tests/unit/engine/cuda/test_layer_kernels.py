@@ -1,0 +1,90 @@
+"""The kernels between a layer's matrix products, under Triton's interpreter, and a whole engine that uses them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.builders.engine import a_request, save_random_model
+from support.builders.text_families import FAMILIES, PROMPTS
+from support.drivers.engine import EngineDriver, transformers_greedy
+from support.drivers.gpu_layers import check_layer_kernels
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from triptych_engine.runner import builder
+from triptych_engine.runner.fusion.decoder import Decoder
+from triptych_engine.runner.fusion.layer import first_tokens
+
+pytest.importorskip("triton")
+
+from triptych_engine.runner.cuda.attention import CudaAttention
+from triptych_engine.runner.cuda.fused import CudaFusedKernels, CudaLayers
+from triton.runtime.interpreter import InterpretedFunction
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 5e-3)])
+def test_they_match_plain_torch(dtype: torch.dtype, tolerance: float):
+    check_layer_kernels(CudaFusedKernels(CPU), CPU, dtype, tolerance)
+
+
+@pytest.mark.parametrize("family", ["qwen3"])
+def test_a_whole_engine_computes_what_transformers_does(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Recognised, checked at load, and run in ragged chunks with a prefix hit, as on a GPU."""
+    save_random_model(tmp_path, FAMILIES[family])
+    expected = transformers_greedy(tmp_path, PROMPTS, 6, eos_token_id=None)
+    monkeypatch.setattr(builder, "choose_backend", lambda *args, **options: CudaAttention(CPU))
+    monkeypatch.setattr(builder, "_fused_kernels", lambda *args: CudaFusedKernels(CPU))
+    driver = EngineDriver(tmp_path)
+    assert isinstance(driver.runner._model.decoder, Decoder)
+    requests = [a_request(f"r{i}", prompt, max_tokens=6) for i, prompt in enumerate(PROMPTS)]
+    generated = driver.run(driver.scheduler(max_num_batched_tokens=13), requests, arrivals=[0, 6, 7])
+    assert [generated[f"r{i}"].token_ids for i in range(len(PROMPTS))] == expected
+    stack = driver.runner._model.decoder._stack
+    assert isinstance(stack, CudaLayers)
+    launches = Launches(monkeypatch)
+    backend = driver.runner._backend
+    backend.begin(first_tokens(1))
+    inputs = torch.randn(1, 64), torch.ones(1, 16), torch.zeros(1, 16)
+    with launches, torch.inference_mode():
+        stack.compute(backend, *inputs)
+    assert len(launches.names) == 9 * len(stack.parts) + 1, launches.names
+
+
+class Launches(TorchDispatchMode):
+    """Notes which kernels a GPU would launch: Triton's, and those of torch's operations that compute something."""
+
+    _FREE = (
+        "view",
+        "empty",
+        "slice",
+        "select",
+        "t",
+        "transpose",
+        "expand",
+        "detach",
+        "alias",
+        "unsqueeze",
+        "as_strided",
+        "split",
+        "flatten",
+    )
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        run = InterpretedFunction.run
+
+        def noting(function: InterpretedFunction, *args: Any, **options: Any) -> Any:
+            self.names.append(function.fn.__name__)
+            with _disable_current_modes():
+                return run(function, *args, **options)
+
+        monkeypatch.setattr(InterpretedFunction, "run", noting)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if (name := func.overloadpacket.__name__.strip("_").removesuffix("_like")) not in self._FREE:
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
