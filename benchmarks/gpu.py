@@ -1,39 +1,67 @@
-"""Decode and prefill on a GPU, beside what the device can do.
+"""Decode, prefill and both together on a GPU, beside what the device can do.
 
     python -m benchmarks.gpu                      # needs a CUDA device
-    python -m benchmarks.gpu --device cpu --tiny  # the same code on a tiny model, to see that it runs: its figures mean nothing
+    python -m benchmarks.gpu --device cpu --shapes tiny --prompt-len 40 --long-prompt-len 100    # that it runs; no figure means anything
 
-The model has random weights and the shape of Llama 3.2 1B, and is made here. The engine's scheduler, step loop and runner run in
-this process, without gRPC. The ceilings are measured in the same call: the rate of a copy within the device's memory, reading and
-writing counted, and that of a large bfloat16 matrix product. The aim is 70 % of the first in decode. Results go to
-benchmarks/results/<date>-gpu.json, those of a tiny model only where --output says.
+Models have random weights and the shapes of known ones, and are made here. The engine's scheduler, step loop and runner run in this
+process, without gRPC. The ceilings are measured in the same call: the rate of a copy within the device's memory, reading and writing
+counted, and that of a large bfloat16 matrix product. The aims are 70 % of the first in decode, and 60 % of the second in prefill.
+Results go to benchmarks/results/<date>-gpu.json, those of the tiny shape only where --output says.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
-from triptych_engine.settings import EngineSettings
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
-from benchmarks.engine.local import LocalEngine
+from benchmarks.engine.local import EngineCore, EngineSettings, LoadedEngine, Request, SamplingParams, finish, load_engine
 from benchmarks.harness.sitting import RESULTS, describe, new_parser, write_results
 
-TARGET_SHARE = 0.7
-_TIMEOUT_S = 600.0
-_FULL = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
-_FULL |= {"num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "max_position_embeddings": 8192}
-_TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-_TINY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "max_position_embeddings": 512}
+TARGET_SHARE_OF_BANDWIDTH, TARGET_SHARE_OF_MATRIX_RATE = 0.7, 0.6
+#: Long prompts that come while --mixed sequences decode.
+_NUM_LONG_PROMPTS = 3
+_NUM_WARM_UP = 10
+_LLAMA = {
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 16384,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+#: What a model in the memory of the machine is written to, if it is there.
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+
+
+def shapes() -> dict[str, PretrainedConfig]:
+    """The shapes of Llama 3.2 1B, Llama 3.1 8B and the language model of Qwen2.5-VL 7B; and one for tests."""
+    return {
+        "llama-1b": LlamaConfig(
+            hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, head_dim=64,
+            tie_word_embeddings=True, **_LLAMA,
+        ),
+        "llama-8b": LlamaConfig(
+            hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, head_dim=128, **_LLAMA,
+        ),
+        "qwen2.5-7b": Qwen2Config(
+            hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4,
+            vocab_size=152064, max_position_embeddings=16384, eos_token_id=None, bos_token_id=None,
+        ),
+        "tiny": LlamaConfig(
+            hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+            vocab_size=512, max_position_embeddings=512, tie_word_embeddings=True, eos_token_id=None, bos_token_id=None,
+        ),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,7 +69,7 @@ class ModelSize:
     """What a step has to read and to compute at least.
 
     Attributes:
-        num_weights: values in all matrices, the output head's among them.
+        num_weights: values in all matrices that are multiplied, the output head's among them.
         kv_values_per_token: values that the cache keeps of a token.
     """
 
@@ -58,48 +86,17 @@ class ModelSize:
         return 2.0 * self.num_weights * num_tokens
 
 
-@dataclass(frozen=True)
-class Decode:
-    """While all sequences of a batch decode."""
-
-    batch_size: int
-    tokens_per_s: float
-    mean_context: float
-
-    @property
-    def step_s(self) -> float:
-        return self.batch_size / self.tokens_per_s
-
-    def bytes_per_s(self, size: ModelSize) -> float:
-        """Bytes that had to be read per second."""
-        return size.decode_bytes(self.batch_size, self.mean_context) / self.step_s
-
-
-def measure_decode(token_times: Sequence[Sequence[float]], prompt_len: int) -> Decode:
-    """The rate from the moment at which every sequence has its first token to that at which the first one ends.
-
-    Args:
-        token_times: of each sequence, when each of its tokens came, in seconds.
-
-    Raises:
-        ValueError: there is no such time.
-    """
-    start, end = max(times[0] for times in token_times), min(times[-1] for times in token_times)
-    # The context of a token's step: the prompt, and the output before it.
-    contexts = [prompt_len + index for times in token_times for index, moment in enumerate(times) if start < moment <= end]
-    if not contexts or start >= end:
-        raise ValueError("the sequences did not decode at the same time; generate more tokens")
-    return Decode(len(token_times), len(contexts) / (end - start), sum(contexts) / len(contexts))
-
-
-def make_model(folder: Path, *, tiny: bool, dtype: torch.dtype) -> ModelSize:
-    """A checkpoint with random weights."""
-    config = LlamaConfig(**(_TINY if tiny else _FULL), tie_word_embeddings=True, eos_token_id=None, bos_token_id=None)
+def make_model(config: PretrainedConfig, folder: Path, device: torch.device, dtype: torch.dtype) -> ModelSize:
+    """A checkpoint with random weights, which are drawn on the device."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.save_pretrained(folder)
-    matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)  # the head is the embedding
-    return ModelSize(matrices, 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim, dtype.itemsize)
+    matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
+    if not config.tie_word_embeddings:
+        matrices -= model.get_input_embeddings().weight.numel()  # only some rows are read
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return ModelSize(matrices, 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim, dtype.itemsize)
 
 
 def fastest_s(device: torch.device, function: Callable[[], object], repeats: int = 10) -> float:
@@ -123,99 +120,163 @@ def measure_ceilings(device: torch.device, *, tiny: bool) -> dict[str, float]:
     return {"bytes_per_s": 2 * num_bytes / copy_s, "flops_per_s": 2 * edge**3 / product_s}
 
 
-def make_prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:
-    return [[(7919 * (i + 1) * (j + 1)) % vocab_size for j in range(length)] for i in range(count)]
+class Bench:
+    """An engine on this thread."""
+
+    def __init__(self, loaded: LoadedEngine, *, async_scheduling: bool) -> None:
+        self._scheduler, self._vocab_size = loaded.scheduler, loaded.runner.vocab_size
+        self._core = EngineCore(loaded.scheduler, loaded.executor, lambda *_: None, async_scheduling=async_scheduling)
+        self._ids = itertools.count()
+
+    def decode_s(self, batch_size: int, prompt_len: int, num_steps: int, *, top_p: float | None = None) -> float:
+        """The mean time of a decoding step. With top_p, tokens are drawn."""
+        self._start_decoding(batch_size, prompt_len, top_p)
+        started = time.perf_counter()
+        for _ in range(num_steps):
+            self._core.step()
+        elapsed = time.perf_counter() - started
+        self._end()
+        return elapsed / num_steps
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """The time from a prompt's arrival to its first token."""
+        started = time.perf_counter()
+        self._add(num_tokens, SamplingParams(max_tokens=1, temperature=0.0))
+        finish(self._core, self._scheduler)
+        return time.perf_counter() - started
+
+    def mixed_s(self, batch_size: int, prompt_len: int, long_prompt_len: int) -> list[float]:
+        """The times of steps while sequences decode and several long prompts come, until these are computed."""
+        self._start_decoding(batch_size, prompt_len, None)
+        long = [self._add(long_prompt_len, SamplingParams(max_tokens=4, temperature=0.0)) for _ in range(_NUM_LONG_PROMPTS)]
+        times = []
+        while not all(request.num_output_tokens for request in long):
+            started = time.perf_counter()
+            self._core.step()
+            times.append(time.perf_counter() - started)
+        self._end()
+        return times
+
+    def _start_decoding(self, batch_size: int, prompt_len: int, top_p: float | None) -> None:
+        sampling = SamplingParams(max_tokens=1000, temperature=0.0 if top_p is None else 1.0, top_p=top_p or 1.0)
+        requests = [self._add(prompt_len, sampling) for _ in range(batch_size)]
+        while not all(request.num_output_tokens for request in requests):
+            self._core.step()
+        for _ in range(_NUM_WARM_UP):
+            self._core.step()
+
+    def _add(self, num_tokens: int, sampling: SamplingParams) -> Request:
+        number = next(self._ids)
+        prompt = [(7919 * (number + 1) * (j + 1)) % self._vocab_size for j in range(num_tokens)]
+        request = Request(f"bench-{number}", prompt, sampling)
+        self._scheduler.add(request)
+        return request
+
+    def _end(self) -> None:
+        self._scheduler.abort(self._scheduler.live_request_ids)
+        finish(self._core, self._scheduler)
 
 
-def measure_engine(path: Path, size: ModelSize, ceilings: dict[str, float], args: argparse.Namespace) -> dict[str, Any]:
-    """This engine; its figures beside the ceilings."""
+def measure(path: Path, size: ModelSize, ceilings: dict[str, float], args: argparse.Namespace) -> dict[str, Any]:
+    """One model; its figures beside the ceilings."""
     settings = EngineSettings(
         model=str(path),
         device=args.device,
         dtype="float32" if args.device == "cpu" else "bfloat16",
-        max_model_len=args.prompt_len + args.num_tokens + 1,
-        max_num_seqs=max(*args.batch_sizes, args.num_prefills),
-        max_num_batched_tokens=8192,
+        max_model_len=max(args.prompt_len + args.num_steps + 64, args.prefill_len + 1, args.long_prompt_len + 8),
+        max_num_seqs=max(*args.batch_sizes, args.mixed + _NUM_LONG_PROMPTS),
+        max_num_batched_tokens=max(args.max_num_batched_tokens, *args.batch_sizes),
         kv_cache_memory=args.kv_cache_gb << 30,
         cuda_graphs=args.cuda_graphs,
-        async_scheduling=args.async_scheduling,
         enable_prefix_caching=False,
         prompt_lookup=False,
     )
-    engine, decodes, elapsed = LocalEngine(settings), [], []
-
-    def generate(count: int, num_tokens: int) -> list[list[float]]:
-        prompts = make_prompts(count, args.prompt_len, engine.vocab_size)
-        answers, failures = engine.run(prompts, count, num_tokens, _TIMEOUT_S)
-        if failures:
-            raise RuntimeError(failures[0])
-        return [answer.pieces_s for answer in answers]
-
-    try:
-        for batch_size in args.batch_sizes:
-            runs = [measure_decode(generate(batch_size, args.num_tokens), args.prompt_len) for _ in range(args.repeats)]
-            decode = sorted(runs, key=lambda run: run.tokens_per_s)[len(runs) // 2]
-            share = decode.bytes_per_s(size) / ceilings["bytes_per_s"]
-            decodes.append(asdict(decode) | {"step_ms": decode.step_s * 1e3, "share_of_bandwidth": share})
-        for _ in range(args.repeats + 1):
-            started = time.perf_counter()
-            elapsed.append(max(max(times) for times in generate(args.num_prefills, 1)) - started)
-    finally:
-        engine.stop()
-    num_tokens, seconds = args.num_prefills * args.prompt_len, statistics.median(elapsed[1:])
-    share = size.prefill_flops(num_tokens) / seconds / ceilings["flops_per_s"]
-    return {"decode": decodes, "prefill": {"tokens_per_s": num_tokens / seconds, "share_of_matrix_rate": share}}
+    bench = Bench(load_engine(settings), async_scheduling=args.async_scheduling)
+    decodes = []
+    for batch_size in args.batch_sizes:
+        times = [bench.decode_s(batch_size, args.prompt_len, args.num_steps) for _ in range(args.repeats)]
+        context = args.prompt_len + _NUM_WARM_UP + args.num_steps / 2
+        bytes_per_s = size.decode_bytes(batch_size, context) / statistics.median(times)
+        share = bytes_per_s / ceilings["bytes_per_s"]
+        decodes.append({"batch_size": batch_size, "steps_s": times, "context": context, "share_of_bandwidth": share})
+    sampled = [bench.decode_s(args.mixed, args.prompt_len, args.num_steps, top_p=0.9) for _ in range(args.repeats)]
+    prefill = [bench.prefill_s(args.prefill_len) for _ in range(args.repeats + 1)][1:]
+    rate = size.prefill_flops(args.prefill_len) / statistics.median(prefill)
+    return {
+        "num_weights": size.num_weights,
+        "decode": decodes,
+        "sampled": {"batch_size": args.mixed, "top_p": 0.9, "steps_s": sampled},
+        "prefill": {"num_tokens": args.prefill_len, "times_s": prefill, "share_of_matrix_rate": rate / ceilings["flops_per_s"]},
+        "mixed": {
+            "batch_size": args.mixed,
+            "prompts": [args.long_prompt_len] * _NUM_LONG_PROMPTS,
+            "steps_s": bench.mixed_s(args.mixed, args.prompt_len, args.long_prompt_len),
+        },
+    }
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure everything."""
     device, dtype = torch.device(args.device), torch.float32 if args.device == "cpu" else torch.bfloat16
-    results = describe("gpu") | {"target_share_of_bandwidth": TARGET_SHARE}
+    results = describe("gpu") | {"load": {"prompt": args.prompt_len, "steps": args.num_steps}, "shapes": {}}
     results["machine"]["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
-        size = make_model(path, tiny=args.tiny, dtype=dtype)
-        results["ceilings"] = measure_ceilings(device, tiny=args.tiny)
-        results["engine"] = measure_engine(path, size, results["ceilings"], args)
+    results["ceilings"] = measure_ceilings(device, tiny=device.type == "cpu")
+    for name in args.shapes:
+        with tempfile.TemporaryDirectory(dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None) as folder:
+            size = make_model(shapes()[name], Path(folder), device, dtype)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            results["shapes"][name] = measure(Path(folder), size, results["ceilings"], args)
+        print(describe_figures(name, results["shapes"][name]), flush=True)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
     return results
 
 
-def describe_figures(results: dict[str, Any]) -> str:
-    ceilings, prefill = results["ceilings"], results["engine"]["prefill"]
-    rates = f"copies {ceilings['bytes_per_s'] / 1e9:.1f} GB/s, multiplies {ceilings['flops_per_s'] / 1e12:.2f} TFLOP/s"
-    lines = [f"{results['machine']['device']}: {rates}"]
-    for one in results["engine"]["decode"]:
-        verdict = "reached" if one["share_of_bandwidth"] >= TARGET_SHARE else "not reached"
+def describe_figures(name: str, figures: dict[str, Any]) -> str:
+    """What is printed of one model."""
+    lines = []
+    for one in figures["decode"]:
+        step_s = statistics.median(one["steps_s"])
+        rate, share = one["batch_size"] / step_s, one["share_of_bandwidth"]
         lines.append(
-            f"decode of {one['batch_size']}: {one['tokens_per_s']:.0f} tokens/s, {one['step_ms']:.2f} ms a step,"
-            f" {one['share_of_bandwidth']:.0%} of the bandwidth (aim {TARGET_SHARE:.0%}: {verdict})"
+            f"decode of {one['batch_size']}: {1e3 * step_s:.2f} ms a step, {rate:.0f} tokens/s, {share:.0%} of the bandwidth"
         )
-    lines.append(f"prefill: {prefill['tokens_per_s']:.0f} tokens/s, {prefill['share_of_matrix_rate']:.0%} of the matrix rate")
-    return "\n".join(lines)
+    sampled, prefill, mixed = (figures[part] for part in ("sampled", "prefill", "mixed"))
+    lines.append(
+        f"decode of {sampled['batch_size']}, drawn with top_p: {1e3 * statistics.median(sampled['steps_s']):.2f} ms a step"
+    )
+    rate = prefill["num_tokens"] / statistics.median(prefill["times_s"])
+    lines.append(f"prefill: {rate:.0f} tokens/s, {prefill['share_of_matrix_rate']:.0%} of the matrix rate")
+    longest = 1e3 * max(mixed["steps_s"])
+    lines.append(f"decode of {mixed['batch_size']} beside prompts of {mixed['prompts'][0]} tokens: longest step {longest:.1f} ms")
+    return "\n".join(f"{name}: {line}" for line in lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, to see that everything runs")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 64], metavar="N")
-    parser.add_argument("--prompt-len", type=int, default=512)
-    parser.add_argument("--num-tokens", type=int, default=256, help="output tokens of each sequence")
-    parser.add_argument("--num-prefills", type=int, default=32, help="prompts of the prefill run")
+    parser.add_argument("--shapes", nargs="+", default=["llama-1b", "llama-8b", "qwen2.5-7b"], choices=[*shapes()], metavar="NAME")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 64, 256], metavar="N")
+    parser.add_argument("--prompt-len", type=int, default=512, help="tokens of the prompts of sequences that decode")
+    parser.add_argument("--num-steps", type=int, default=100, help="decoding steps that are measured")
+    parser.add_argument("--prefill-len", type=int, default=8000, help="tokens of the prompt that is measured")
+    parser.add_argument("--mixed", type=int, default=64, metavar="N", help="sequences that decode beside long prompts")
+    parser.add_argument("--long-prompt-len", type=int, default=4000)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--kv-cache-gb", type=int, default=8)
+    parser.add_argument("--kv-cache-gb", type=int, default=40)
     parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--output", type=Path, help="file for the results")
     args = parser.parse_args(argv)
     if args.device != "cpu" and not torch.cuda.is_available():
-        print("this needs a CUDA device, and torch sees none; --device cpu --tiny tries the code", file=sys.stderr)
+        print("this needs a CUDA device, and torch sees none; --device cpu --shapes tiny tries the code", file=sys.stderr)
         return 1
-    if args.device == "cpu" and not args.tiny:
-        parser.error("on a CPU only --tiny makes sense")
+    if args.device == "cpu" and args.shapes != ["tiny"]:
+        parser.error("on a CPU only --shapes tiny makes sense")
     results = run(args)
-    print(describe_figures(results))
-    output = args.output or (None if args.tiny else RESULTS / f"{results['date']}-gpu.json")
+    output = args.output or (None if args.shapes == ["tiny"] else RESULTS / f"{results['date']}-gpu.json")
     if output is not None:
         write_results(output, results)
     return 0

@@ -14,7 +14,8 @@ from triptych_engine.runner.cuda.attention import CudaAttention
 from triptych_engine.runner.cuda.kernels import layers as kernels
 from triptych_engine.runner.fusion.kernels import LayerParts, PackedLinear
 
-_SILU_BLOCK = 1024
+#: Numbers that a program computes.
+_SILU_BLOCK = _ROPE_BLOCK = 1024
 
 
 class CudaLinear(PackedLinear):
@@ -172,9 +173,10 @@ def _launch_rope(
     q_weight, k_weight, eps = norms if norms is not None else (None, None, 0.0)
     has_cache = place[0] is not None
     num_heads = num_q_heads + shape.num_kv_heads * (2 if has_cache else 1)
-    kernels.rope_kernel[(len(qkv), num_heads)](
+    block = triton.next_power_of_2(max(shape.head_dim, shape.v_head_dim))
+    heads = max(1, _ROPE_BLOCK // block)
+    kernels.rope_kernel[(len(qkv), triton.cdiv(num_heads, heads))](
         qkv, cos, sin, q_weight, k_weight, eps, out, *place, qkv.stride(0), out.stride(0), NUM_Q_HEADS=num_q_heads,
         NUM_KV_HEADS=shape.num_kv_heads, HEAD_DIM=shape.head_dim, V_HEAD_DIM=shape.v_head_dim, ROTARY_DIM=cos.shape[-1],
-        BLOCK=triton.next_power_of_2(max(shape.head_dim, shape.v_head_dim)), HAS_NORMS=norms is not None, HAS_CACHE=has_cache,
-        num_warps=1,
+        BLOCK=block, HEADS=heads, HAS_NORMS=norms is not None, HAS_CACHE=has_cache, num_warps=4,
     )  # fmt: skip

@@ -54,23 +54,20 @@ def rope_kernel(
     V_HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
     HAS_NORMS: tl.constexpr,
     HAS_CACHE: tl.constexpr,
 ):
     """Queries and keys, normalised and rotated by halves. With HAS_CACHE, keys and values go to the cache, else keys to `out`, too.
 
-    Grid: [tokens, query heads + key heads, with HAS_CACHE + value heads].
+    Grid: [tokens, blocks of HEADS heads; queries' first, then keys', and with HAS_CACHE values'].
     """
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    index = tl.arange(0, BLOCK)
-    if HAS_CACHE and head >= NUM_Q_HEADS + NUM_KV_HEADS:
-        head -= NUM_Q_HEADS + NUM_KV_HEADS
-        where = qkv + token * qkv_stride + (NUM_Q_HEADS + NUM_KV_HEADS) * HEAD_DIM + head * V_HEAD_DIM + index
-        value = tl.load(where, mask=index < V_HEAD_DIM)
-        where = v_cache + (tl.load(slots + token) * NUM_KV_HEADS + head) * V_HEAD_DIM + index
-        tl.store(where, value.to(v_cache.dtype.element_ty), mask=index < V_HEAD_DIM)
-        return
-    mask, is_rotated = index < HEAD_DIM, index < ROTARY_DIM
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    index = tl.arange(0, BLOCK)[None, :]
+    is_query, is_key = head < NUM_Q_HEADS, (head >= NUM_Q_HEADS) & (head < NUM_Q_HEADS + NUM_KV_HEADS)
+    mask = (is_query | is_key) & (index < HEAD_DIM)
+    is_rotated = index < ROTARY_DIM
     # Dimension i is rotated with i + ROTARY_DIM / 2, or the other way round.
     other = tl.where(index < ROTARY_DIM // 2, index + ROTARY_DIM // 2, index - ROTARY_DIM // 2)
     other = tl.where(is_rotated, other, index)
@@ -78,15 +75,23 @@ def rope_kernel(
     x = tl.load(start + index, mask=mask, other=0.0).to(tl.float32)
     y = tl.load(start + other, mask=mask, other=0.0).to(tl.float32)
     if HAS_NORMS:
-        weight = q_weight if head < NUM_Q_HEADS else k_weight
-        scale = tl.rsqrt(tl.sum(x * x, 0) / HEAD_DIM + eps)
-        x *= scale * tl.load(weight + index, mask=mask, other=0.0)
-        y *= scale * tl.load(weight + other, mask=mask, other=0.0)
+        scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
+        in_head = index < HEAD_DIM
+        x_weight = tl.where(is_query, tl.load(q_weight + index, mask=in_head), tl.load(k_weight + index, mask=in_head))
+        y_weight = tl.where(is_query, tl.load(q_weight + other, mask=in_head), tl.load(k_weight + other, mask=in_head))
+        x, y = x * scale * x_weight, y * scale * y_weight
     cosine = tl.load(cos + token * ROTARY_DIM + index, mask=is_rotated, other=1.0)
     sine = tl.load(sin + token * ROTARY_DIM + index, mask=is_rotated, other=0.0)
     rotated = x * cosine + tl.where(index < ROTARY_DIM // 2, -y, y) * sine
-    if head < NUM_Q_HEADS or not HAS_CACHE:
-        tl.store(out + token * out_stride + head * HEAD_DIM + index, rotated.to(out.dtype.element_ty), mask=mask)
-    else:
-        where = k_cache + (tl.load(slots + token) * NUM_KV_HEADS + head - NUM_Q_HEADS) * HEAD_DIM + index
-        tl.store(where, rotated.to(k_cache.dtype.element_ty), mask=mask)
+    to_out = (is_query & mask) if HAS_CACHE else mask
+    tl.store(out + token * out_stride + head * HEAD_DIM + index, rotated.to(out.dtype.element_ty), mask=to_out)
+    if HAS_CACHE:
+        slot = tl.load(slots + token) * NUM_KV_HEADS
+        where = k_cache + (slot + head - NUM_Q_HEADS) * HEAD_DIM + index
+        tl.store(where, rotated.to(k_cache.dtype.element_ty), mask=is_key & mask)
+        number = head - NUM_Q_HEADS - NUM_KV_HEADS
+        is_value = (number >= 0) & (number < NUM_KV_HEADS) & (index < V_HEAD_DIM)
+        where = qkv + token * qkv_stride + (NUM_Q_HEADS + NUM_KV_HEADS) * HEAD_DIM + number * V_HEAD_DIM + index
+        value = tl.load(where, mask=is_value)
+        where = v_cache + (slot + number) * V_HEAD_DIM + index
+        tl.store(where, value.to(v_cache.dtype.element_ty), mask=is_value)

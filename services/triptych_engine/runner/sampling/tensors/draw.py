@@ -30,16 +30,21 @@ def draw_sorted(logits: torch.Tensor, numbers: torch.Tensor, cuts: np.ndarray, t
     keep = probabilities >= min_p * probabilities[:, :1]
     keep &= torch.arange(logits.shape[-1], device=logits.device) < top_k
     kept = probabilities * keep
-    keep &= kept.cumsum(-1) - kept < top_p * kept.sum(-1, keepdim=True)
-    keep[:, 0] = True
-    return ids.gather(-1, _pick(probabilities * keep, numbers)[:, None])[:, 0]
+    cumulative = kept.cumsum(-1)
+    keep &= cumulative - kept < top_p * kept.sum(-1, keepdim=True)
+    # Each cut leaves a number of first tokens, and one at least.
+    last = keep.sum(-1, keepdim=True).clamp(min=1) - 1
+    return ids.gather(-1, torch.minimum(_search(cumulative, numbers, cumulative.gather(-1, last)), last))[:, 0]
 
 
 def _pick(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """Invert the cumulative distribution function: weights [n, k] (not normalised), numbers [n] in [0, 1) -> index [n]."""
     cumulative = weights.double().cumsum(-1)
-    total = cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, numbers[:, None] * total, right=True)[:, 0]
     # Rounding could point past the last token that has any weight.
-    last = (weights > 0).long().cumsum(-1).argmax(-1)
-    return torch.minimum(index, last)
+    last = (torch.arange(weights.shape[-1], device=weights.device) * (weights > 0)).amax(-1, keepdim=True)
+    return torch.minimum(_search(cumulative, numbers, cumulative[:, -1:]), last)[:, 0]
+
+
+def _search(cumulative: torch.Tensor, numbers: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """[n, 1], the first index whose cumulative weight exceeds the number's share of the total, [n, 1]."""
+    return torch.searchsorted(cumulative, numbers[:, None] * total, right=True)
