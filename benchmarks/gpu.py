@@ -1,11 +1,11 @@
 """Decode, prefill and both together on a GPU, beside what the device can do.
 
-    python -m benchmarks.gpu                      # needs a CUDA device
-    python -m benchmarks.gpu --device cpu --shapes tiny --prompt-len 40 --long-prompt-len 100    # that it runs; no figure means anything
+    python -m benchmarks.gpu                                       # needs a CUDA device
+    python -m benchmarks.gpu --device cpu --shapes tiny --prefill-len 100 --long-prompt-len 100    # the code; its figures mean nothing
 
-Models have random weights and the shapes of known ones, and are made here. The engine's scheduler, step loop and runner run in this
-process, without gRPC. The ceilings are measured in the same call: the rate of a copy within the device's memory, reading and writing
-counted, and that of a large bfloat16 matrix product. The aims are 70 % of the first in decode, and 60 % of the second in prefill.
+Models have random weights and the shapes of known ones, and are made here. The engine's scheduler, step loop and runner run in
+this process, without gRPC. The ceilings are measured in the same call: the rate of a copy within the device's memory, reading and
+writing counted, and that of a large bfloat16 matrix product. The aims are 70 % of the first in decode, and 60 % of the second in prefill.
 Results go to benchmarks/results/<date>-gpu.json, those of the tiny shape only where --output says.
 """
 
@@ -215,8 +215,8 @@ def measure(path: Path, size: ModelSize, ceilings: dict[str, float], args: argpa
     }
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure everything."""
+def run(args: argparse.Namespace, save: Callable[[dict[str, Any]], None]) -> None:
+    """Measure everything. save: keeps the results so far, after each model."""
     device, dtype = torch.device(args.device), torch.float32 if args.device == "cpu" else torch.bfloat16
     results = describe("gpu") | {"load": {"prompt": args.prompt_len, "steps": args.num_steps}, "shapes": {}}
     results["machine"]["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -228,9 +228,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 torch.cuda.empty_cache()
             results["shapes"][name] = measure(Path(folder), size, results["ceilings"], args)
         print(describe_figures(name, results["shapes"][name]), flush=True)
+        save(results)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return results
 
 
 def describe_figures(name: str, figures: dict[str, Any]) -> str:
@@ -275,10 +275,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     if args.device == "cpu" and args.shapes != ["tiny"]:
         parser.error("on a CPU only --shapes tiny makes sense")
-    results = run(args)
-    output = args.output or (None if args.shapes == ["tiny"] else RESULTS / f"{results['date']}-gpu.json")
-    if output is not None:
-        write_results(output, results)
+
+    def save(results: dict[str, Any]) -> None:
+        output = args.output or (None if args.shapes == ["tiny"] else RESULTS / f"{results['date']}-gpu.json")
+        if output is not None:
+            write_results(output, results)
+
+    run(args, save)
     return 0
 
 

@@ -22,6 +22,7 @@ from benchmarks.harness.sitting import RESULTS, new_parser
 from benchmarks.report import (
     clients,
     encoder,
+    gpu,
     load_memory,
     loras,
     numerics,
@@ -68,6 +69,7 @@ KINDS = {
     "products": Kind(products.render),
     "speculation": Kind(speculation.render),
     "load_memory": Kind(load_memory.render),
+    "gpu": Kind(gpu.render),
     "loras": Kind(loras.render),
 }
 

@@ -29,7 +29,8 @@ def render(results: dict, source: str) -> str:
         time_s, tokens = statistics.median(prefill["times_s"]), prefill["num_tokens"]
         share = f"{prefill['share_of_matrix_rate']:.0%} of the matrix rate"
         rows.append((name, f"a prompt of {tokens:,} tokens", _ms(time_s), f"{tokens / time_s:,.0f}", share))
-        what = f"longest step of {count(mixed['batch_size'], 'sequence')} beside {len(mixed['prompts'])} prompts of {mixed['prompts'][0]:,}"
+        prompts = f"{len(mixed['prompts'])} prompts of {mixed['prompts'][0]:,}"
+        what = f"longest step of {count(mixed['batch_size'], 'sequence')} beside {prompts}"
         rows.append((name, what, _ms(max(mixed["steps_s"])), "", ""))
     return "\n\n".join([origin(results, source, words), table(("model", "what", "ms", "tokens/s", "share"), rows)])
 
