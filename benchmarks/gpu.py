@@ -1,12 +1,12 @@
 """Decode, prefill and both together on a GPU, beside what the device can do.
 
-    python -m benchmarks.gpu                                       # needs a CUDA device
-    python -m benchmarks.gpu --device cpu --shapes tiny --prefill-len 100 --long-prompt-len 100    # the code; its figures mean nothing
+    python -m benchmarks.gpu                            # needs a CUDA device
+    python -m benchmarks.gpu --device cpu --shapes tiny --prefill-len 100 --long-prompt-len 100    # that it runs
 
 Models have random weights and the shapes of known ones, and are made here. The engine's scheduler, step loop and runner run in
 this process, without gRPC. The ceilings are measured in the same call: the rate of a copy within the device's memory, reading and
-writing counted, and that of a large bfloat16 matrix product. The aims are 70 % of the first in decode, and 60 % of the second in prefill.
-Results go to benchmarks/results/<date>-gpu.json, those of the tiny shape only where --output says.
+writing counted, and that of a large bfloat16 matrix product. The aims are 70 % of the first in decode, and 60 % of the second in
+prefill. Results go to benchmarks/results/<date>-gpu.json, those of the tiny shape only where --output says.
 """
 
 from __future__ import annotations

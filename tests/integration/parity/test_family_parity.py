@@ -35,7 +35,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(family: str, tmp_path: Pa
 
 def _assert_logprobs(path: Path, prompt: list[int], generated) -> None:
     """Each reported log probability is that of one forward pass over the whole text."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.inference_mode():
         reference = model(torch.tensor([prompt + generated.token_ids])).logits[0].log_softmax(-1)
     for index, entry in enumerate(generated.logprobs):
@@ -109,7 +109,7 @@ def test_prompt_logprobs_equal_one_forward_pass_whatever_the_chunks(tmp_path: Pa
     others = [a_request(f"o{i}", PROMPTS[1], max_tokens=5) for i in range(2)]
     entries = driver.run(scheduler, [request, *others])["r"].prompt_logprobs
     assert [entry.token_id for entry in entries] == prompt[1:]
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.inference_mode():
         reference = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
     for index, entry in enumerate(entries):

@@ -115,7 +115,7 @@ class EngineDriver:
 
 def transformers_greedy(path: Path, prompts: Sequence[list[int]], max_tokens: int, eos_token_id: int | None) -> list[list[int]]:
     """The output of transformers' own `generate` for each prompt, one at a time, in float32."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     model.generation_config.eos_token_id = eos_token_id
     outputs = []
     for prompt in prompts:
@@ -130,7 +130,7 @@ def assert_greedy(
     path: Path, prompts: Sequence[list[int]], texts: Sequence[list[int]], max_tokens: int, eos_token_id: int | None
 ) -> None:
     """Check that each text is the one of `transformers_greedy`, with one forward pass over it instead of one for each token."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     for prompt, text in zip(prompts, texts, strict=True):
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + text]), logits_to_keep=len(text) + 1).logits[0, :-1]

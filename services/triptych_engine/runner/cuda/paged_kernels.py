@@ -13,12 +13,14 @@ from triptych_engine.runner.cuda.kernels import paged_attention as kernels
 from triptych_engine.runner.cuda.step import DecodeTokens, PromptTiles, StepTensors
 
 #: A decoding step is split by keys until it has so many programs per multiprocessor: enough to hide the latency of memory.
-_PROGRAMS_PER_PROCESSOR = 4
+_PROGRAMS_PER_PROCESSOR = 2
 _MOST_SPLITS = 32
 _WRITE_BLOCK = 1024
 _MOST_DIMS = 512
 #: Shared memory of a thread block on the smallest GPUs with bfloat16 instructions (compute capability 8.6 and 8.9), in bytes.
 _LEAST_SHARED = 99 << 10
+#: GPUs with more multiply whole warp groups at once, and keep more results in registers (A100, H100, B200).
+_AMPLE_SHARED = 160 << 10
 _MOST_STAGES = 3
 
 
@@ -164,9 +166,10 @@ def decode_tiles(shape: LayerShape, itemsize: int, group: int, shared_memory: in
 def prompt_tiles(shape: LayerShape, itemsize: int, group: int, shared_memory: int) -> Tiles:
     """Of `prompt_kernel`. The results of all rows are in registers, so wide heads and wide numbers leave room for fewer."""
     dim = max(_padded(shape.head_dim), _padded(shape.v_head_dim))
-    rows = 32 if itemsize > 2 else 64 if dim > 256 else 128
+    rows = 32 if itemsize > 2 or (dim > 128 and shared_memory < _AMPLE_SHARED) else 64 if dim > 256 else 128
     tiles = _tiles(shape, itemsize, max(rows, triton.next_power_of_2(group)), 128 if dim <= 64 else 64, shared_memory)
-    return replace(tiles, num_warps=8 if dim > 128 and itemsize <= 2 else 4)
+    num_stages = min(2, tiles.num_stages)  # more is slower, as measured on an H200
+    return replace(tiles, num_stages=num_stages, num_warps=8 if dim > 128 and itemsize <= 2 else 4)
 
 
 def _tiles(shape: LayerShape, itemsize: int, rows: int, most_keys: int, shared_memory: int) -> Tiles:
