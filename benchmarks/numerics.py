@@ -42,12 +42,13 @@ from benchmarks.report.hold import hold  # noqa: E402
 _OURS: dict[str, dict[str, str]] = {
     "default": {},
     "cache float32": {"kv_cache_dtype": "float32"},
+    "cache int8": {"kv_cache_dtype": "int8"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
 }
 #: Those that a checkpoint with quantised weights has.
-_OF_QUANTIZED = ("default", "cache float32")
+_OF_QUANTIZED = ("default", "cache float32", "cache int8")
 
 
 def transformers_logits(path: Path, dtype: torch.dtype, texts: Sequence[list[int]]) -> list[torch.Tensor]:

@@ -1,10 +1,13 @@
 """Prepares the process before any test imports torch.
 
 OpenMP threads must not spin, because other programs run beside the tests. With TRIPTYCH_CPU_ISA, our kernels, ATen and oneDNN all
-use that instruction set, as on a CPU that has no better one.
+use that instruction set, as on a CPU that has no better one. Without a GPU, Triton's kernels run under its interpreter, which must be
+chosen before torch imports Triton.
 """
 
 import gc
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,8 @@ from triptych_common.host.torch_env import set_torch_environment
 from xdist.scheduler import LoadFileScheduling
 
 set_torch_environment()
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 #: Folders with something that lasts for a session of tests.
 _SHARE = ("tests/browser/", "tests/integration/stack/shared/")
 

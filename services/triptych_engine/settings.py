@@ -129,10 +129,10 @@ class EngineSettings(GrpcServiceSettings):
         ),
     ] = None
     kv_cache_dtype: Annotated[
-        Literal["auto", "bfloat16", "float32"],
+        Literal["auto", "bfloat16", "float32", "int8"],
         Field(
             description="Dtype of keys and values. auto takes the model's, and bfloat16 for a bfloat16 checkpoint that a CPU "
-            "computes in float32."
+            "computes in float32. int8, on CPUs, holds almost twice the tokens of bfloat16."
         ),
     ] = "auto"
     prefault_kv_cache: Annotated[

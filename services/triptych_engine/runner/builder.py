@@ -199,7 +199,8 @@ def _num_probe_blocks(config: RunnerConfig) -> int:
 def _check_structure(runner: ModelRunner, parts: RunnerParts) -> None:
     """Compare the paged path with transformers' ordinary forward pass, if rounding in the cache would hide small errors."""
     config, model = parts.config, parts.model
-    exact = torch.promote_types(model.dtype, parts.cache_dtype)
+    # With bfloat16, which any backend has: no CPU kernel keeps float16.
+    exact = torch.promote_types(torch.promote_types(model.dtype, parts.cache_dtype), torch.bfloat16)
     if parts.cache_dtype != exact:
         parts.backend.allocate(model.layers, _num_probe_blocks(config), config.block_size, exact)
         check_parity(model, runner.prompt_logits(model.probe_token_ids.tolist(), num_chunks=2), config.model_name)

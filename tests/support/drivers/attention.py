@@ -17,6 +17,35 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 RAGGED = [[20, 130, 0, 39], [16, 70, 5, 1], [1, 0, 1, 1], [1, 1, 1, 1]]
 
 
+class RoundedTorchAttention(TorchAttention):
+    """Plain torch with keys and values as a cache in int8 holds them: multiples of a head's largest number by 127.
+
+    Args:
+        rounds_queries: queries are rounded in the same way.
+    """
+
+    def __init__(self, *, rounds_queries: bool) -> None:
+        super().__init__(torch.device("cpu"))
+        self._rounds_queries = rounds_queries
+
+    def allocate(self, layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        assert dtype == torch.int8
+        super().allocate(layers, num_blocks, block_size, torch.float32)
+
+    def forward(  # type: ignore[override]
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
+        query = _rounded(query) if self._rounds_queries else query.float()
+        out = super().forward(layer, query, _rounded(key), _rounded(value), **options)
+        return out.to(value.dtype)
+
+
+def _rounded(states: torch.Tensor) -> torch.Tensor:
+    states = states.float()
+    scale = states.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+    return (states / scale).round() * scale
+
+
 def metadata(lengths: list[int], computed: list[int], block_table: np.ndarray, block_size: int, span: int = 0) -> AttentionMetadata:
     """Metadata of a step. With a span, the tokens of each sequence see each other in groups of `span`."""
     positions = np.concatenate([np.arange(c, c + n) for n, c in zip(lengths, computed, strict=True)])

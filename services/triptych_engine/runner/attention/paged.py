@@ -17,6 +17,8 @@ import torch
 from transformers import AttentionInterface
 
 ATTENTION_NAME = "triptych_paged"
+#: Of a head's key, and of its value, in a KV cache in int8.
+SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,10 @@ class LayerShape:
     v_head_dim: int
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """What keys and values of this dtype take, in bytes."""
         per_word = max(1, 4 // dtype.itemsize)  # the CPU's KV cache rounds an odd head_dim up
-        return self.num_kv_heads * (-(-self.head_dim // per_word) * per_word + self.v_head_dim) * dtype.itemsize
+        scales = 2 * SCALE_BYTES if dtype == torch.int8 else 0
+        return self.num_kv_heads * ((-(-self.head_dim // per_word) * per_word + self.v_head_dim) * dtype.itemsize + scales)
 
 
 @dataclass(slots=True)

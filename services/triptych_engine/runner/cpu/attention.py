@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from triptych_engine.runner.attention.paged import AttentionMetadata, LayerShape
+from triptych_engine.runner.attention.paged import SCALE_BYTES, AttentionMetadata, LayerShape
 from triptych_engine.runner.cpu.huge_pages import HugePages, Prefault
 from triptych_engine.runner.cpu.kernel_args import KernelArgs
 from triptych_engine.runner.cpu.kernels import ATTENTION_TYPES, CpuKernels
@@ -17,12 +17,13 @@ from triptych_engine.runner.cpu.kernels import ATTENTION_TYPES, CpuKernels
 _LANES = 16
 _LINE_BYTES = 64  # a line of the processor's caches
 _WORD_BYTES = 4  # keys are padded to a multiple of this
+_MOST_DIMS_INT8 = 1024
 
 
 class CpuAttention:
-    """Keys [num_blocks, num_kv_heads, head_dim, block_size], values [num_blocks, num_kv_heads, block_size, v_head_dim]; bf16 or
-    fp32. In bf16, the numbers of a block are stored in pairs, and head_dim is rounded up to an even number: see
-    csrc/attention/kv_cache.h."""
+    """Keys [num_blocks, num_kv_heads, head_dim, block_size], values [num_blocks, num_kv_heads, block_size, v_head_dim]; fp32, bf16
+    or int8. In bf16 and int8, the numbers of a block are stored in words, and head_dim is rounded up to whole ones. In int8, each
+    head of a key and of a value has a scale: four numbers more. See csrc/attention/kv_cache.h."""
 
     name = "cpu"
 
@@ -32,10 +33,12 @@ class CpuAttention:
         self._prefault: Prefault | None = None
 
     def allocate(self, layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
-        if dtype not in (torch.float32, torch.bfloat16):
-            raise ValueError(f"the CPU kernel works in bfloat16 and float32, not {dtype}")
+        if dtype not in (torch.float32, torch.bfloat16, torch.int8):
+            raise ValueError(f"the CPU kernel works in float32, bfloat16 and int8, not {dtype}")
         if block_size % _LANES:
             raise ValueError(f"the CPU kernel needs a block size that is a multiple of {_LANES}, not {block_size}")
+        if dtype == torch.int8 and any(max(shape.head_dim, shape.v_head_dim) > _MOST_DIMS_INT8 for shape in layers.values()):
+            raise ValueError(f"the CPU kernel keeps heads of up to {_MOST_DIMS_INT8} dimensions in int8")
         odd = next((shape for shape in layers.values() if shape.v_head_dim % _LANES), None)
         if odd is not None:
             raise ValueError(f"the CPU kernel needs a value head dimension that is a multiple of {_LANES}, not {odd.v_head_dim}")
@@ -167,10 +170,11 @@ def _allocate(
     longer.
     """
     line, per_word = _LINE_BYTES // dtype.itemsize, _WORD_BYTES // dtype.itemsize
+    scale = SCALE_BYTES if dtype == torch.int8 else 0
     shapes = {
         index: (
-            (num_blocks, shape.num_kv_heads, -(-shape.head_dim // per_word) * per_word, block_size),
-            (num_blocks, shape.num_kv_heads, block_size, shape.v_head_dim),
+            (num_blocks, shape.num_kv_heads, -(-shape.head_dim // per_word) * per_word + scale, block_size),
+            (num_blocks, shape.num_kv_heads, block_size, shape.v_head_dim + scale),
         )
         for index, shape in layers.items()
     }

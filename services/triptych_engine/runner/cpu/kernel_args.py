@@ -53,7 +53,7 @@ class DecoderStepArgs(ctypes.Structure):
         ),
         *((name, ctypes.c_void_p) for name in ("stage_ns", "lora_slots", "lora_adapters")),
         *((name, ctypes.c_int64) for name in ("num_layers", "rotary_dim")),
-        ("bf16_cache", ctypes.c_int32),
+        ("cache_bits", ctypes.c_int32),
     ]
 
 

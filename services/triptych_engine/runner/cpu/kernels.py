@@ -32,8 +32,12 @@ ATTENTION_TYPES = (
     (torch.float32, torch.float32, torch.bfloat16),
     (torch.float32, torch.bfloat16, torch.bfloat16),
     (torch.bfloat16, torch.bfloat16, torch.bfloat16),
+    (torch.float32, torch.float32, torch.int8),
+    (torch.float32, torch.bfloat16, torch.int8),
+    (torch.bfloat16, torch.bfloat16, torch.int8),
 )
 _SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+_CACHE_SHORT = _SHORT | {torch.int8: "int8"}
 
 
 class _Workspace(threading.local):
@@ -52,10 +56,14 @@ class CpuKernels:
         if library.triptych_args_size() != ctypes.sizeof(KernelArgs):
             raise AssertionError("KernelArgs does not mirror PagedAttentionArgs")
         self.row_tile: int = library.triptych_row_tile()
+        #: Whether the attention rounds queries to 8 bits, if the cache is in int8.
+        self.rounds_queries = bool(library.triptych_rounds_queries())
         pointer, count = ctypes.c_void_p, ctypes.c_int64
         self._attention, self._rms_norm = {}, {}
         for types in ATTENTION_TYPES:
-            self._attention[types] = getattr(library, "triptych_paged_attention_" + "_".join(_SHORT[dtype] for dtype in types))
+            self._attention[types] = getattr(
+                library, "triptych_paged_attention_" + "_".join(_CACHE_SHORT[dtype] for dtype in types)
+            )
         for source in _SHORT:
             for target in _SHORT:
                 function = getattr(library, f"triptych_rms_norm_{_SHORT[source]}_{_SHORT[target]}")

@@ -74,7 +74,7 @@ class LayerStack:
         step = DecoderStepArgs(
             attention, ctypes.addressof(self._addresses), k_caches, v_caches, x.data_ptr(), out.data_ptr(), cos.data_ptr(),
             sin.data_ptr(), kernels.workspace(x.shape[0], self._first.words_per_row), kernels.stage_ns,
-            slots, tables, len(self._indices), cos.shape[-1], backend.dtype == torch.bfloat16,
+            slots, tables, len(self._indices), cos.shape[-1], 8 * backend.dtype.itemsize,
         )  # fmt: skip
         kernels.decoder_layers[self._first.weight_format](ctypes.byref(step))
         return out

@@ -34,6 +34,8 @@ class CudaAttention:
         self._scratch_slot = 0
 
     def allocate(self, layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        if not dtype.is_floating_point:
+            raise ValueError(f"attention on GPUs keeps no keys and values in {dtype}")
         refused = {index: reason for index, shape in layers.items() if (reason := paged_kernels.refusal(shape))}
         if refused:
             raise ValueError(f"attention on GPUs does not take {next(iter(refused.values()))}")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.drivers.attention import RAGGED, TOLERANCE, metadata, run_both
+from support.drivers.attention import RAGGED, TOLERANCE, RoundedTorchAttention, metadata, run_both, worst_difference
 from triptych_engine.runner.attention.paged import LayerShape
 from triptych_engine.runner.cpu import attention as cpu_attention
 from triptych_engine.runner.cpu.attention import CpuAttention
@@ -39,6 +39,42 @@ def test_paged_attention_matches_torch(
 ):
     case = {"shape": shape, "num_q_heads": num_q_heads, "steps": RAGGED, "block_size": block_size}
     assert run_both(emulating(method), dtype=dtype, **case, **options) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("num_q_heads", "shape", "block_size", "options"),
+    [
+        (9, LayerShape(3, 64, 64), 16, {}),
+        (3, LayerShape(3, 33, 16), 16, {}),
+        (8, LayerShape(1, 81, 80), 48, {}),
+        (4, LayerShape(4, 24, 16), 16, {"window": 10}),
+        (32, LayerShape(2, 128, 128), 16, {"softcap": 30.0}),
+        (6, LayerShape(2, 62, 48), 16, {"window": 40, "sinks": torch.linspace(-1, 1, 6)}),
+        (6, LayerShape(2, 64, 64), 32, {"span": 7}),
+        (6, LayerShape(2, 64, 64), 16, {"query_dtype": torch.float32}),
+    ],
+)
+def test_a_cache_in_int8_holds_rounded_keys_and_values(
+    kernels: CpuKernels, dtype: torch.dtype, num_q_heads: int, shape: LayerShape, block_size: int, options: dict
+):
+    backends = [CpuAttention(kernels), RoundedTorchAttention(rounds_queries=kernels.rounds_queries)]
+    case = {"shape": shape, "num_q_heads": num_q_heads, "steps": RAGGED, "block_size": block_size, "cache_dtype": torch.int8}
+    # A query between two numbers of 8 bits may be rounded to either.
+    tolerance = max(2 * TOLERANCE[dtype], 5e-3 if kernels.rounds_queries else 0.0)
+    assert worst_difference(backends, dtype=dtype, **case, **options) < tolerance
+
+
+def test_a_key_of_zeros_and_one_that_is_no_number_stay_what_they_are_in_int8(kernels: CpuKernels):
+    backend = CpuAttention(kernels)
+    backend.allocate({0: LayerShape(1, 32, 32)}, 2, 16, torch.int8)
+    backend.begin(metadata([2], [0], np.zeros((1, 1), np.int32), 16))
+    query, value = torch.ones(2, 1, 32), torch.randn(2, 1, 32, generator=torch.Generator().manual_seed(0))
+    out = backend.forward(0, query, torch.zeros(2, 1, 32), value, scaling=1.0, window=0, softcap=0.0, sinks=None)
+    torch.testing.assert_close(out[1, 0], value.mean(0)[0], atol=0.02, rtol=0)
+    value[1, 0, 3] = float("nan")
+    out = backend.forward(0, query, torch.zeros(2, 1, 32), value, scaling=1.0, window=0, softcap=0.0, sinks=None)
+    assert not out[1].isfinite().all(), "the engine notices, and ends the request"
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from triptych_engine.runner.fusion.decoder import Decoder
 from triptych_engine.runner.fusion.layer import first_tokens
 
 pytest.importorskip("triton", minversion="3.7")  # the interpreter of 3.6 fails with NumPy 2.4
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("on a machine with a GPU, tests/gpu/ has these cases", allow_module_level=True)
 
 from triptych_engine.runner.cuda.attention import CudaAttention
 from triptych_engine.runner.cuda.fused import CudaFusedKernels, CudaLayers

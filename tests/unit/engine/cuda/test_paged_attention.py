@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from triptych_engine.runner.attention.paged import LayerShape, TorchAttention
 from triptych_engine.runner.backends import choose_backend, try_backend
 
 pytest.importorskip("triton", minversion="3.7")  # the interpreter of 3.6 fails with NumPy 2.4
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("on a machine with a GPU, tests/gpu/ has these cases", allow_module_level=True)
 
 from triptych_engine.runner.cuda import attention, paged_kernels
 from triptych_engine.runner.cuda.attention import CudaAttention, is_decoding, prompt_tiles
@@ -78,8 +81,8 @@ def test_long_contexts_are_split_among_the_processors(monkeypatch: pytest.Monkey
         steps = [[700, 65], [1, 1]]
         worst = run_both(shape=LayerShape(1, 16, 16), num_q_heads=2, dtype=torch.float32, steps=steps, **options)
         assert worst < TOLERANCE[torch.float32]
-    assert set(numbers) == {8}
-    assert [num_splits(n, 4096, 64, 132) for n in (1, 8, 64, 512, 2048)] == [32, 32, 9, 2, 1]
+    assert set(numbers) == {4}
+    assert [num_splits(n, 4096, 64, 132) for n in (1, 8, 64, 512, 2048)] == [32, 32, 5, 1, 1]
     assert num_splits(1, 40, 64, 132) == 1
 
 

@@ -12,7 +12,7 @@ import torch
 from support.builders.engine import a_request, a_scheduler, a_tiny_llama_config, save_random_model
 from support.builders.multimodal import build_checkpoint
 from transformers import AutoModelForCausalLM
-from triptych.errors import UnsupportedModelError
+from triptych.errors import StartupError, UnsupportedModelError
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner import model_runner
 from triptych_engine.runner.builder import build_runner
@@ -54,18 +54,24 @@ def test_a_cache_of_half_the_bits_holds_twice_the_tokens_and_costs_little(tmp_pa
     path = save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
     token_ids = [(7 * i) % 90 for i in range(50)]
     runners = []
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, torch.bfloat16, torch.int8):
         config = RunnerConfig(path, "t", 256, 8, 64, 16, 1 << 20, dtype=torch.float32, kv_cache_dtype=dtype)
         runners.append(build_runner(config))
     assert runners[1].num_blocks == 2 * runners[0].num_blocks
-    exact, narrow = (runner.prompt_logits(token_ids) for runner in runners)
-    assert exact.dtype == narrow.dtype == torch.float32
-    assert 0 < (exact - narrow).square().mean().sqrt() < 0.02 * exact.std()
+    assert runners[2].num_blocks == int(4 * 16 / (16 + 4) * runners[0].num_blocks), "a head of 16 numbers has a scale of 4 bytes"
+    exact, *narrow = (runner.prompt_logits(token_ids) for runner in runners)
+    for logits in narrow:
+        assert exact.dtype == logits.dtype == torch.float32
+        assert 0 < (exact - logits).square().mean().sqrt() < 0.02 * exact.std()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("kv_cache_dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("attention", ["cpu", "torch"])
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "attention"),
+    [
+        (torch.float32, "cpu"), (torch.bfloat16, "cpu"), (torch.int8, "cpu"), (torch.float32, "torch"), (torch.bfloat16, "torch"),
+    ],
+)  # fmt: skip
 def test_any_type_of_the_model_goes_with_any_of_the_cache(
     path: Path, dtype: torch.dtype, kv_cache_dtype: torch.dtype, attention: str
 ):
@@ -76,6 +82,13 @@ def test_any_type_of_the_model_goes_with_any_of_the_cache(
         exact = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)(torch.tensor([token_ids])).logits[0]
     got = runner.prompt_logits(token_ids, num_chunks=2).float()
     assert torch.nn.functional.cosine_similarity(got, exact, dim=-1).min() > 0.999
+
+
+@pytest.mark.parametrize("attention", ["torch", "cuda"])
+def test_a_cache_in_int8_is_for_the_cpu_kernels(path: Path, attention: str):
+    config = RunnerConfig(path, "t", 256, 8, 64, 16, 1 << 20, kv_cache_dtype=torch.int8, attention=attention)
+    with pytest.raises(StartupError, match="int8 needs the CPU kernels"):
+        build_runner(config)
 
 
 def test_a_structure_that_is_wrong_is_seen_though_the_cache_is_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,6 @@
 // Decoder layers of the common kind, one or several consecutive ones, in one call and one parallel region. With few rows, a layer
 // computes for about a hundred microseconds, and ten calls from Python take as long. Activations are fp32, weights have any format
-// (see linear.h), and the cache may be bf16.
+// (see linear.h), and the cache may be bf16 or int8.
 
 #include "elementwise.h"
 #include "linear/linear_quant.h"
@@ -44,7 +44,7 @@ struct DecoderStepArgs {
   const int32_t* lora_slots;                // see LoraStep
   const LoraUpdate* const* lora_adapters;
   int64_t num_layers, rotary_dim;
-  int32_t bf16_cache;  // whether the cache is bfloat16, else float32
+  int32_t cache_bits;  // of a number of the cache: 32 (float32), 16 (bfloat16), 8 (int8)
 };
 }
 
@@ -212,7 +212,8 @@ int64_t triptych_lora_update_size() { return sizeof(LoraUpdate); }
 #define DECODER_LAYERS(name, Format)                                                                                              \
   int64_t triptych_decoder_layer_workspace_##name(const DecoderLayerArgs* l) { return Workspace<Format>(*l, nullptr, 0).per_row; } \
   void triptych_decoder_layers_##name(const DecoderStepArgs* s) {                                                                  \
-    if (s->bf16_cache) decoder_layers<Format, bf16>(*s);                                                                           \
+    if (s->cache_bits == 8) decoder_layers<Format, q8>(*s);                                                                        \
+    else if (s->cache_bits == 16) decoder_layers<Format, bf16>(*s);                                                                \
     else decoder_layers<Format, float>(*s);                                                                                        \
   }
 DECODER_LAYERS(bf16, Bf16Format)

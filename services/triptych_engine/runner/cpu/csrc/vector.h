@@ -30,6 +30,7 @@ constexpr int kRegisterLanes = 8;
 constexpr int kRegisterLanes = 4;
 #endif
 typedef float rf __attribute__((vector_size(kRegisterLanes * 4)));
+typedef int32_t rs __attribute__((vector_size(kRegisterLanes * 4)));
 typedef uint32_t ru __attribute__((vector_size(kRegisterLanes * 4)));
 constexpr int kRegisters = kLanes / kRegisterLanes;  // of a vf
 

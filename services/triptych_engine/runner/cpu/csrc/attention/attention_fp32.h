@@ -1,7 +1,9 @@
-// The two products of attention in float32, with a KV cache of either type, see paged_attention.h.
+// The two products of attention in float32, with a KV cache of any type, see paged_attention.h. With a cache in int8, scores are
+// products of bytes where the CPU has an instruction for these: queries are rounded to 8 bits, too.
 #pragma once
 
 #include "attention/attention_tile.h"
+#include "linear/quant_instructions.h"
 
 namespace triptych {
 
@@ -13,7 +15,7 @@ constexpr int kScoreRows = 6, kScoreGroups = 2, kScoreRowsOfOne = 8, kValueRows 
 constexpr int kScoreRows = 6, kScoreGroups = 1, kScoreRowsOfOne = 6, kValueRows = 6, kValueColumns = 1;
 #endif
 
-// Register i of 16 words. In bfloat16 a word has two numbers, and these are the first (p = 0) or the second ones.
+// Register i of 16 words. In bfloat16 and int8 a word has several numbers, and these are those at place p.
 inline rf load_part(const float* from, int i, int) {
   rf part;
   std::memcpy(&part, from + i * kRegisterLanes, sizeof part);
@@ -25,7 +27,13 @@ inline rf load_part(const bf16* from, int i, int p) {
   return p ? (rf)(pairs & 0xffff0000u) : (rf)(pairs << 16);
 }
 
-// scores[r][0..16*NB) = q[r] . K for R rows and NB groups of 16 keys. q: [R, D], D even if T is bfloat16.
+inline rf load_part(const q8* from, int i, int p) {
+  ru words;
+  std::memcpy(&words, (const uint32_t*)from + i * kRegisterLanes, sizeof words);
+  return __builtin_convertvector((rs)(words << (24 - 8 * p)) >> 24, rf);
+}
+
+// scores[r][0..16*NB) = q[r] . K for R rows and NB groups of 16 keys. q: [R, D], D a multiple of kPerWord<T>.
 template <class T, int R, int NB>
 inline void scores_kernel(const float* q, int64_t D, const T* const* keys, int key_stride, float* scores) {
   constexpr int P = kPerWord<T>, N = NB * kRegisters;
@@ -67,6 +75,57 @@ inline void scores_rows(const float* q, int rows, int64_t D, const T* const* key
   }
 }
 
+// The same of bytes. q: [R, words + 2], words of four numbers, their scale, and 128 times their sum, see prepare_query.
+#if defined(TRIPTYCH_DOT_BYTES)
+template <int R, int NB>
+inline void byte_scores(const uint32_t* q, int64_t words, const q8* const* keys, int block_size, float* scores) {
+  constexpr int N = NB * kRegisters;
+  const ri bias = splat_word(0x80808080u);  // the instruction takes unsigned numbers on one side
+  ri acc[R][N];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 16
+    for (int n = 0; n < N; n++) acc[r][n] = ri{};
+  for (int64_t w = 0; w < words; w++) {
+    ri k[N];
+#pragma GCC unroll 16
+    for (int n = 0; n < N; n++) {
+      const uint32_t* from = (const uint32_t*)keys[n / kRegisters] + w * block_size + n % kRegisters * kRegisterLanes;
+      k[n] = (ri)((ru)load_words(from) ^ (ru)bias);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      const ri x = splat_word(q[r * (words + 2) + w]);
+#pragma GCC unroll 16
+      for (int n = 0; n < N; n++) acc[r][n] = TRIPTYCH_DOT_BYTES(acc[r][n], k[n], x);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) {
+    float scale, added;
+    std::memcpy(&scale, q + r * (words + 2) + words, sizeof scale);
+    std::memcpy(&added, q + r * (words + 2) + words + 1, sizeof added);
+#pragma GCC unroll 16
+    for (int n = 0; n < N; n++) {
+      const rf score = (__builtin_convertvector((rs)acc[r][n], rf) - added) * scale;
+      std::memcpy(scores + r * kKeyTile + n * kRegisterLanes, &score, sizeof score);
+    }
+  }
+}
+
+template <int NB>
+inline void byte_scores_rows(const uint32_t* q, int rows, int64_t words, const q8* const* keys, int block_size, float* scores) {
+  for (int r = 0; r < rows;) {
+    const uint32_t* qr = q + r * (words + 2);
+    float* s = scores + r * kKeyTile;
+    const int left = rows - r;
+    if (left >= kScoreRows) { byte_scores<kScoreRows, NB>(qr, words, keys, block_size, s); r += kScoreRows; }
+    else if (left >= 3) { byte_scores<3, NB>(qr, words, keys, block_size, s); r += 3; }
+    else { byte_scores<1, NB>(qr, words, keys, block_size, s); r += 1; }
+  }
+}
+#endif
+
 // out[r][0..16*C) += weights[r] . V for R rows and n keys of one block, components c and on.
 template <class T, int R, int C>
 inline void values_kernel(const float* weights, const T* values, int n, int c0, int Dv, float* out, int out_stride) {
@@ -88,7 +147,7 @@ inline void values_kernel(const float* weights, const T* values, int n, int c0, 
   int j = 0;
   for (; j + P <= n; j += P)
     for (int p = 0; p < P; p++) add(j, p);
-  if (j < n) add(j, 0);  // the other half of the last pair is undefined
+  for (int p = 0; p < n - j; p++) add(j, p);  // the other numbers of the last word are undefined
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 16
@@ -123,10 +182,22 @@ struct Fp32Products {
   struct Prefetch {};  // none
   static Prefetch prefetch(const Args&, const HeadsTile&, const HeadsTile&, int, int) { return {}; }
 
-  static int64_t query_words(const Args& a) { return key_size<T>(a); }
+  static constexpr bool kOfBytes = std::is_same_v<T, q8> && kDotsBytes;
+
+  static int64_t query_words(const Args& a) { return kOfBytes ? key_dim<T>(a) / 4 + 2 : key_dim<T>(a); }
   static void prepare_query(const float* query, int D, uint32_t* q) {
+    if constexpr (kOfBytes) {
+      const int words = (D + 3) / 4;
+      int8_t numbers[kMostDims];
+      const float scale = quantize(query, D, numbers);
+      const float added = 128.0f * float(std::accumulate(numbers, numbers + D, 0));
+      std::memcpy(q, numbers, 4 * words);
+      std::memcpy(q + words, &scale, sizeof scale);
+      std::memcpy(q + words + 1, &added, sizeof added);
+      return;
+    }
     std::memcpy(q, query, sizeof(float) * D);
-    if (D % kPerWord<T>) q[D] = 0;
+    for (int d = D; d % kPerWord<T>; d++) q[d] = 0;
   }
   static int padded_groups(int groups) { return groups; }
   static void store_weights(float* row, int key, rf weights) { std::memcpy(row + key, &weights, sizeof weights); }
@@ -141,7 +212,14 @@ struct Fp32Products {
       const T* keys[NB];
       for (int i = 0; i < NB && n + i < groups; i++) keys[i] = tile.keys<T>(a, key + i * kLanes);
       const int ahead = key + kAhead;
-      if (ahead < tile.end && ahead % a.block_size == 0) prefetch_block(tile.keys<T>(a, ahead), D * a.block_size);
+      if (ahead < tile.end && ahead % a.block_size == 0) prefetch_block(tile.keys<T>(a, ahead), key_size<T>(a) * a.block_size);
+#if defined(TRIPTYCH_DOT_BYTES)
+      if constexpr (kOfBytes) {
+        const int64_t words = D - 2;
+        if (n + NB > groups) byte_scores_rows<1>(s.q, tile.rows, words, keys, a.block_size, scores);
+        else byte_scores_rows<NB>(s.q, tile.rows, words, keys, a.block_size, scores);
+      } else
+#endif
       if (n + NB > groups) {
         scores_rows<T, 1>(q, tile.rows, D, keys, a.block_size, scores);
       } else if (kPerWord<T> > 1 && tile.rows > kScoreRows) {
@@ -159,16 +237,22 @@ struct Fp32Products {
       } else {
         scores_rows<T, NB>(q, tile.rows, D, keys, a.block_size, scores);
       }
+      if constexpr (std::is_same_v<T, q8>) {
+        for (int i = 0; i < NB && n + i < groups; i++) scale_columns(s, tile.rows, n + i, tile.key_scales(a, key + i * kLanes));
+      }
     }
   }
 
   static void add_values(const Args& a, const Tile& tile, const Scratch& s, int first, int groups, Prefetch&) {
     const int last = std::min(first + groups * kLanes, tile.end), Dv = a.v_head_dim;
+    if constexpr (std::is_same_v<T, q8>) {
+      for (int n = 0; n < groups; n++) scale_columns(s, tile.rows, n, tile.value_scales(a, first + n * kLanes));
+    }
     for (int key = first, n; key < last; key += n) {
       n = std::min(a.block_size - key % a.block_size, last - key);
       const T* values = tile.values<T>(a, key);
       const int ahead = key + kAhead;
-      if (ahead < tile.end && ahead % a.block_size == 0) prefetch_block(tile.values<T>(a, ahead), (int64_t)Dv * a.block_size);
+      if (ahead < tile.end && ahead % a.block_size == 0) prefetch_block(tile.values<T>(a, ahead), value_size<T>(a) * a.block_size);
       const float* weights = s.scores + (key - first);
       if (kPerWord<T> > 1 && tile.rows > kValueRows) {
         float* wide = (float*)s.panel;
@@ -186,6 +270,15 @@ struct Fp32Products {
   }
 
  private:
+  // Multiplies the scores or weights of a group of 16 keys.
+  static void scale_columns(const Scratch& s, int rows, int group, const float* scales) {
+    const vf by = load(scales);
+    for (int r = 0; r < rows; r++) {
+      float* row = s.scores + r * kKeyTile + group * kLanes;
+      store(row, load(row) * by);
+    }
+  }
+
   template <class Values>
   static void add_block(const Scratch& s, int rows, const float* weights, const Values* values, int n, int Dv) {
     int c = 0;

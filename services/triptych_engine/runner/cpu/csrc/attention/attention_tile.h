@@ -45,6 +45,12 @@ struct Tile {
   const T* keys(const Args& a, int key) const {
     return keys_of<T>(a, table[key / a.block_size], head) + key % a.block_size * kPerWord<T>;
   }
+  // The scales of the keys and values of that group.
+  const float* key_scales(const Args& a, int key) const { return scales(a, key, keys_of<q8>, key_dim<q8>(a)); }
+  const float* value_scales(const Args& a, int key) const { return scales(a, key, values_of<q8>, a.v_head_dim); }
+  const float* scales(const Args& a, int key, q8* (*part)(const Args&, int64_t, int), int64_t size) const {
+    return scales_of(a, part(a, table[key / a.block_size], head), size) + key % a.block_size;
+  }
   template <class T>
   const T* values(const Args& a, int key) const {
     return values_of<T>(a, table[key / a.block_size], head) + (int64_t)(key % a.block_size) * a.v_head_dim;

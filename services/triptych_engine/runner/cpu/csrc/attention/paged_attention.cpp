@@ -25,6 +25,11 @@ void triptych_paged_attention_fp32_fp32_fp32(const PagedAttentionArgs* args) { r
 void triptych_paged_attention_fp32_fp32_bf16(const PagedAttentionArgs* args) { run<float, float, bf16>(*args); }
 void triptych_paged_attention_fp32_bf16_bf16(const PagedAttentionArgs* args) { run<float, bf16, bf16>(*args); }
 void triptych_paged_attention_bf16_bf16_bf16(const PagedAttentionArgs* args) { run<bf16, bf16, bf16>(*args); }
+void triptych_paged_attention_fp32_fp32_int8(const PagedAttentionArgs* args) { run<float, float, q8>(*args); }
+void triptych_paged_attention_fp32_bf16_int8(const PagedAttentionArgs* args) { run<float, bf16, q8>(*args); }
+void triptych_paged_attention_bf16_bf16_int8(const PagedAttentionArgs* args) { run<bf16, bf16, q8>(*args); }
 int32_t triptych_row_tile() { return kRowTile; }
+// Whether queries are rounded to 8 bits, if the cache is.
+int32_t triptych_rounds_queries() { return Fp32Products<q8>::kOfBytes; }
 int64_t triptych_args_size() { return sizeof(PagedAttentionArgs); }
 }
