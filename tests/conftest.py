@@ -1,7 +1,7 @@
 """Prepares the process before any test imports torch.
 
 OpenMP threads must not spin, because other programs run beside the tests. With TRIPTYCH_CPU_ISA, our kernels, ATen and oneDNN all
-use that instruction set, as on a CPU that has no better one. Without a GPU, Triton's kernels run under its interpreter, which has to
+use that instruction set, as on a CPU that has no better one. Without a GPU, Triton's kernels run under its interpreter. This has to
 be chosen before torch imports Triton.
 """
 
