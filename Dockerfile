@@ -132,10 +132,9 @@ LABEL org.opencontainers.image.title="Triptych encoder" org.opencontainers.image
     org.opencontainers.image.version="${VERSION}" org.opencontainers.image.revision="${REVISION}"
 
 FROM base AS engine
-# Triton compiles what launches its kernels on a GPU.
-ARG TORCH_BACKEND=cpu
-RUN if [ "${TORCH_BACKEND}" != cpu ]; then apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; fi
 COPY --from=build-engine /opt/triptych /opt/triptych
+# CUDA builds of torch bring Triton, which compiles what launches its kernels on a GPU.
+RUN if ls /opt/triptych/lib/python3*/site-packages/triton/__init__.py > /dev/null 2>&1; then apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; fi
 COPY --from=kernels /kernels /opt/triptych/kernels
 COPY --from=code /opt/triptych/lib /opt/triptych/lib
 COPY --from=code /opt/triptych/bin/triptych /opt/triptych/bin/
@@ -194,11 +193,10 @@ COPY --from=sbom-engine /triptych-engine.cdx.json /
 
 FROM base AS suite
 # Neighbours reach the gateway only, which asks for keys. The services are children of the first process, which has to reap what they leave behind.
-# On a GPU, Triton compiles what launches its kernels.
-ARG TORCH_BACKEND=cpu
 RUN apt-get update && apt-get install -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/*
-RUN if [ "${TORCH_BACKEND}" != cpu ]; then apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; fi
 COPY --from=build-all /opt/triptych /opt/triptych
+# CUDA builds of torch bring Triton, which compiles what launches its kernels on a GPU.
+RUN if ls /opt/triptych/lib/python3*/site-packages/triton/__init__.py > /dev/null 2>&1; then apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; fi
 COPY --from=kernels /kernels /opt/triptych/kernels
 COPY --from=code /opt/triptych/lib /opt/triptych/lib
 COPY --from=code /opt/triptych/bin/triptych /opt/triptych/bin/

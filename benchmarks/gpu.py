@@ -70,10 +70,12 @@ class ModelSize:
 
     Attributes:
         num_weights: values in all matrices that are multiplied, the output head's among them.
+        num_head_weights: those of the output head, which multiplies only a prompt's last token.
         kv_values_per_token: values that the cache keeps of a token.
     """
 
     num_weights: int
+    num_head_weights: int
     kv_values_per_token: int
     bytes_per_value: int
 
@@ -82,8 +84,8 @@ class ModelSize:
         return (self.num_weights + batch_size * context * self.kv_values_per_token) * self.bytes_per_value
 
     def prefill_flops(self, num_tokens: int) -> float:
-        """What the products of so many tokens take, a multiplication and an addition being two. Attention is left out."""
-        return 2.0 * self.num_weights * num_tokens
+        """What the products of a prompt take, a multiplication and an addition being two. Attention is left out."""
+        return 2.0 * ((self.num_weights - self.num_head_weights) * num_tokens + self.num_head_weights)
 
 
 def make_model(config: PretrainedConfig, folder: Path, device: torch.device, dtype: torch.dtype) -> ModelSize:
@@ -96,7 +98,8 @@ def make_model(config: PretrainedConfig, folder: Path, device: torch.device, dty
     if not config.tie_word_embeddings:
         matrices -= model.get_input_embeddings().weight.numel()  # only some rows are read
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return ModelSize(matrices, 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim, dtype.itemsize)
+    head = model.get_output_embeddings().weight.numel()
+    return ModelSize(matrices, head, 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim, dtype.itemsize)
 
 
 def fastest_s(device: torch.device, function: Callable[[], object], repeats: int = 10) -> float:
@@ -201,12 +204,18 @@ def measure(path: Path, size: ModelSize, ceilings: dict[str, float], args: argpa
         decodes.append({"batch_size": batch_size, "steps_s": times, "context": context, "share_of_bandwidth": share})
     sampled = [bench.decode_s(args.mixed, args.prompt_len, args.num_steps, top_p=0.9) for _ in range(args.repeats)]
     prefill = [bench.prefill_s(args.prefill_len) for _ in range(args.repeats + 1)][1:]
-    rate = size.prefill_flops(args.prefill_len) / statistics.median(prefill)
+    flops = size.prefill_flops(args.prefill_len)
+    rate = flops / statistics.median(prefill)
     return {
         "num_weights": size.num_weights,
         "decode": decodes,
         "sampled": {"batch_size": args.mixed, "top_p": 0.9, "steps_s": sampled},
-        "prefill": {"num_tokens": args.prefill_len, "times_s": prefill, "share_of_matrix_rate": rate / ceilings["flops_per_s"]},
+        "prefill": {
+            "num_tokens": args.prefill_len,
+            "times_s": prefill,
+            "flops": flops,
+            "share_of_matrix_rate": rate / ceilings["flops_per_s"],
+        },
         "mixed": {
             "batch_size": args.mixed,
             "prompts": [args.long_prompt_len] * _NUM_LONG_PROMPTS,

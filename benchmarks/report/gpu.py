@@ -19,7 +19,7 @@ def render(results: dict, source: str) -> str:
     for name, figures in results["shapes"].items():
         for one in figures["decode"]:
             step_s = statistics.median(one["steps_s"])
-            share = f"{one['share_of_bandwidth']:.0%} of the bandwidth"
+            share = f"{one['share_of_bandwidth']:.0%} of a copy's rate"
             rows.append(
                 (name, f"decode, {count(one['batch_size'], 'sequence')}", _ms(step_s), f"{one['batch_size'] / step_s:,.0f}", share)
             )
@@ -27,7 +27,8 @@ def render(results: dict, source: str) -> str:
         step_s, tokens = statistics.median(sampled["steps_s"]), sampled["batch_size"]
         rows.append((name, f"decode, {count(tokens, 'sequence')}, drawn with top_p", _ms(step_s), f"{tokens / step_s:,.0f}", ""))
         time_s, tokens = statistics.median(prefill["times_s"]), prefill["num_tokens"]
-        share = f"{prefill['share_of_matrix_rate']:.0%} of the matrix rate"
+        # Results without `flops` counted the output head for all tokens.
+        share = f"{prefill['share_of_matrix_rate']:.0%} of the matrix rate" if "flops" in prefill else ""
         rows.append((name, f"a prompt of {tokens:,} tokens", _ms(time_s), f"{tokens / time_s:,.0f}", share))
         prompts = f"{len(mixed['prompts'])} prompts of {mixed['prompts'][0]:,}"
         what = f"longest step of {count(mixed['batch_size'], 'sequence')} beside {prompts}"

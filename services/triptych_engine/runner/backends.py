@@ -42,11 +42,11 @@ def choose_backend(
         StartupError: the backend that was requested by name does not work here.
     """
     cache_dtype = cache_dtype or dtype
-    if cache_dtype == torch.int8 and name == "auto":
-        name = "cpu"  # no other has it
     fast = {"cpu": "cpu", "cuda": "cuda"}.get(device.type)
-    if cache_dtype == torch.int8 and (name != "cpu" or fast != "cpu"):
-        raise StartupError(f"--kv-cache-dtype int8 needs the CPU kernels; {name} attention on {device} does not have it")
+    if cache_dtype == torch.int8:
+        if fast != "cpu" or name not in ("auto", "cpu"):
+            raise StartupError(f"--kv-cache-dtype int8 needs the CPU kernels, not --attention {name} on {device}")
+        name = "cpu"  # there is nothing to fall back to
     if name == "torch" or (name == "auto" and fast is None):
         return TorchAttention(device)
     if name not in ("auto", fast):

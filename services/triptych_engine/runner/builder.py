@@ -162,10 +162,14 @@ def _fused_kernels(config: RunnerConfig, kernels: CpuKernels | None) -> FusedKer
         return None
     try:
         from triptych_engine.runner.cuda.fused import CudaFusedKernels
-    except ImportError as error:  # triton comes with torch's CUDA builds
+
+        fused = CudaFusedKernels(config.device)
+        one = torch.ones(1, 16, device=config.device)
+        fused.rms_norm(one, one[0], 0.0, torch.float32)
+    except Exception as error:  # triton comes with torch's CUDA builds; it needs a C compiler, and a GPU that it knows
         log.warning("the model's own layers are used, which is slower: %s", error)
         return None
-    return CudaFusedKernels(config.device)
+    return fused
 
 
 def _trial(config: RunnerConfig, model: LoadedModel) -> tuple[torch.Tensor, torch.Tensor]:
@@ -199,8 +203,9 @@ def _num_probe_blocks(config: RunnerConfig) -> int:
 def _check_structure(runner: ModelRunner, parts: RunnerParts) -> None:
     """Compare the paged path with transformers' ordinary forward pass, if rounding in the cache would hide small errors."""
     config, model = parts.config, parts.model
-    # With bfloat16, which any backend has: no CPU kernel keeps float16.
-    exact = torch.promote_types(torch.promote_types(model.dtype, parts.cache_dtype), torch.bfloat16)
+    exact = torch.promote_types(model.dtype, parts.cache_dtype)
+    if parts.cache_dtype == torch.int8 and exact == torch.float16:
+        exact = torch.float32  # no CPU kernel keeps float16
     if parts.cache_dtype != exact:
         parts.backend.allocate(model.layers, _num_probe_blocks(config), config.block_size, exact)
         check_parity(model, runner.prompt_logits(model.probe_token_ids.tolist(), num_chunks=2), config.model_name)

@@ -34,6 +34,8 @@ def kv_cache_bytes(*, limit: int, used: int, reserved: int, most: int, utilizati
 def measured_kv_cache_bytes(config: RunnerConfig, most: int) -> int:
     """The same for this process, whose model is loaded."""
     if config.device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()  # weights that were joined into larger ones
         free, total = torch.cuda.mem_get_info(config.device)
         share = config.memory_utilization or GPU_UTILIZATION
         return kv_cache_bytes(limit=total, used=total - free, reserved=0, most=most, utilization=share)

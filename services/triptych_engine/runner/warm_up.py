@@ -57,6 +57,8 @@ class WarmUp:
         """Run a prefill, the largest possible one or one of the measured size. Then measure the cost of steps."""
         started = self._clock()
         self._time_prefill(self._max_tokens if largest else min(self._max_tokens, _MEASURED_SIZE))
+        if largest:  # a GPU's kernels differ with long contexts
+            self._time_last_token(self._max_tokens)
         costs = self._measure(min(self._max_num_seqs, _MEASURED_SIZE))
         log.info("warmed up in %.1f s; a step takes %.1f ms, %.2f more per decoding sequence, %.2f per prompt token",
                  self._clock() - started, costs.fixed_s * 1e3, costs.decode_s * 1e3, costs.prompt_token_s * 1e3)  # fmt: skip
@@ -91,6 +93,11 @@ class WarmUp:
         """Seconds of a step with one prompt in it."""
         blocks = list(range(-(-(num_tokens + 1) // self._block_size)))
         return self._time([NewSequence("warm-up", [0] * num_tokens, num_tokens, 0, blocks, _SAMPLING)], num_tokens)
+
+    def _time_last_token(self, num_tokens: int) -> float:
+        """Seconds of a step that computes the last token of a prompt, whose other tokens were computed in the same blocks."""
+        blocks = list(range(-(-(num_tokens + 1) // self._block_size)))
+        return self._time([NewSequence("warm-up", [0] * num_tokens, num_tokens, num_tokens - 1, blocks, _SAMPLING)], 1)
 
     def _time_decode(self, num_seqs: int) -> float:
         """Seconds of a step in which `num_seqs` sequences compute one token each."""

@@ -12,13 +12,13 @@ from benchmarks import gpu
 from benchmarks.gpu import ModelSize
 from benchmarks.report import gpu as report
 
-SIZE = ModelSize(num_weights=1000, kv_values_per_token=16, bytes_per_value=2)
+SIZE = ModelSize(num_weights=1000, num_head_weights=200, kv_values_per_token=16, bytes_per_value=2)
 
 
 def test_a_decode_step_reads_all_matrices_once_and_each_sequence_s_cache() -> None:
     assert SIZE.decode_bytes(0, 100) == 2 * 1000
     assert SIZE.decode_bytes(3, 100) == 2 * (1000 + 3 * 100 * 16)
-    assert SIZE.prefill_flops(5) == 2 * 5 * 1000
+    assert SIZE.prefill_flops(5) == 2 * (5 * 800 + 200)
 
 
 def test_the_sizes_are_those_of_the_model_that_is_made(tmp_path: Path) -> None:
@@ -27,6 +27,7 @@ def test_the_sizes_are_those_of_the_model_that_is_made(tmp_path: Path) -> None:
     assert size.num_weights == 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96) + 512 * 64
     file = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
     assert size.num_weights * size.bytes_per_value < file < 1.05 * size.num_weights * size.bytes_per_value
+    assert size.num_head_weights == 512 * 64
     assert size.kv_values_per_token == 2 * 2 * 2 * 16
 
 

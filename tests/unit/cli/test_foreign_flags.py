@@ -87,7 +87,7 @@ def test_a_flag_becomes_an_option_of_serve(args: list[str], ours: list[str]) -> 
         (["--no-enable-chunked-prefill"], "prompts are always computed in chunks"),
         (["--dtype"], "--dtype needs a value"),
         (["--enforce-eager=1"], "--enforce-eager takes no value"),
-        (["--kv-cache-dtype", "fp8"], "kv_cache_dtype: Input should be 'auto', 'bfloat16' or 'float32' (given: 'fp8')"),
+        (["--kv-cache-dtype", "fp8"], "kv_cache_dtype: Input should be 'auto', 'bfloat16', 'float32' or 'int8' (given: 'fp8')"),
     ],
 )
 def test_what_is_not_supported_is_one_line_that_says_what_to_use(args: list[str], message: str) -> None:

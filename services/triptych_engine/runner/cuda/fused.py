@@ -19,7 +19,7 @@ _SILU_BLOCK = _ROPE_BLOCK = 1024
 
 
 class CudaLinear(PackedLinear):
-    """One product for several layers. x: [..., in_features] of the weight's dtype; the result is like x."""
+    """One product for several layers. x: [..., in_features], rounded to the weight's dtype; the result is like x."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight.shape[1], weight.shape[0])
@@ -30,13 +30,14 @@ class CudaLinear(PackedLinear):
         return self._weight.dtype
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(x, self._weight, self._bias)
+        return nn.functional.linear(x.to(self._weight.dtype), self._weight, self._bias).to(x.dtype)
 
 
 class CudaHead(CudaLinear):
     """The output head: logits are float32, none of them rounded to 16 bits."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(self._weight.dtype)
         if self._weight.device.type != "cuda":  # under Triton's interpreter
             return super().forward(x).float()
         rows = x.reshape(-1, self.in_features)
@@ -120,7 +121,8 @@ class CudaFusedKernels:
 
 
 class CudaLayers:
-    """Decoder layers, see WholeLayer and LayerStack: at most ten launches for each. Keys are rotated on their way to the cache, and
+    """Decoder layers, see WholeLayer and LayerStack: nine launches for each, eleven if a step has decoding sequences whose keys are
+    split, and prompts. Keys are rotated on their way to the cache, and
     what a layer adds to the residual stream is added by the next one's norm."""
 
     def __init__(self, parts: Sequence[LayerParts], fused: CudaFusedKernels) -> None:

@@ -122,7 +122,7 @@ def decode(
         kernels.join_kernel[count, layer.num_q_heads](
             out, partial_out, partial_sums, step.seq_lens, tokens.sequences, tokens.tokens, layer.window, num_splits,
             NUM_Q_HEADS=layer.num_q_heads, V_HEAD_DIM=shape.v_head_dim, PADDED_V_DIM=_padded(shape.v_head_dim),
-            PADDED_SPLITS=triton.next_power_of_2(num_splits), TILE=tiles.keys, HAS_WINDOW=layer.window > 0, num_warps=4,
+            PADDED_SPLITS=_MOST_SPLITS, TILE=tiles.keys, HAS_WINDOW=layer.window > 0, num_warps=4,
         )  # fmt: skip
 
 

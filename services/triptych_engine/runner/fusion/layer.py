@@ -27,7 +27,7 @@ from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 #: Largest difference that rounding can explain, relative to the typical value.
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 #: Largest difference in what a layer adds to the residual stream that the stream's rounding to float32 can explain, relative to it.
 _STREAM_TOLERANCE = 1e-6
 #: Additional difference with quantised inputs: a tiny difference can change to which 8-bit value a number is rounded.

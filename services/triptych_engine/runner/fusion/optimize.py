@@ -146,8 +146,9 @@ def _gated_mlp(module: nn.Module, module_name: str, kernels: FusedKernels, verdi
         sample = torch.randn(1, 3, gate.in_features, generator=torch.Generator().manual_seed(0))
         if isinstance(gate, nn.Linear):
             sample = sample.to(gate.weight)
-        # With large inputs, too: some families clamp the activations.
-        return all(_same(module(scale * sample), fused(scale * sample)) for scale in (1, 100))
+        # With large inputs, too: some families clamp the activations. In float16 the largest may overflow.
+        pairs = [(module(scale * sample), fused(scale * sample)) for scale in (1, 10, 100)]
+        return all(_same(expected, got) for expected, got in pairs if expected.isfinite().all())
 
     return fused if verdicts.of(("gated MLP", module_name), computes_the_same) else None
 

@@ -14,6 +14,7 @@ from support.drivers.engine import EngineDriver, transformers_greedy
 from support.drivers.gpu_layers import check_layer_kernels
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triptych_engine.runner import builder
+from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.fusion.decoder import Decoder
 from triptych_engine.runner.fusion.layer import first_tokens
 
@@ -56,6 +57,33 @@ def test_a_whole_engine_computes_what_transformers_does(family: str, tmp_path: P
     assert len(launches.names) == 9 * len(stack.parts) + 1, launches.names
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of inputs that are large on purpose
+@pytest.mark.parametrize("family", ["llama", "olmo2"])
+def test_families_in_16_bits_pass_the_checks_at_load(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of olmo2, linear layers get the residual stream itself, which is float32."""
+    save_random_model(tmp_path, FAMILIES[family], dtype=torch.float16)
+    monkeypatch.setattr(builder, "choose_backend", lambda *args, **options: CudaAttention(CPU))
+    monkeypatch.setattr(builder, "_fused_kernels", lambda *args: CudaFusedKernels(CPU))
+    driver = EngineDriver(tmp_path, dtype=torch.float16)
+    assert (driver.runner._model.decoder is not None) == (family == "llama")
+    logits = driver.runner.prompt_logits([1, 2, 3])
+    assert logits.dtype == torch.float32
+
+
+def test_without_kernels_the_models_own_layers_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def fails(*args: Any, **options: Any) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(CudaFusedKernels, "rms_norm", fails)
+    monkeypatch.setattr(torch, "ones", lambda *sizes, **options: torch.zeros(*sizes))  # there is no device
+    config = RunnerConfig(tmp_path, "test", 64, 2, 64, 16, 1 << 20, device=torch.device("cuda"))
+    assert builder._fused_kernels(config, None) is None
+    assert "the model's own layers are used" in caplog.text
+    assert "C compiler" in caplog.text
+
+
 class Launches(TorchDispatchMode):
     """Notes which kernels a GPU would launch: Triton's, and those of torch's operations that compute something."""
 
@@ -73,6 +101,7 @@ class Launches(TorchDispatchMode):
         "as_strided",
         "split",
         "flatten",
+        "to",  # copies nothing if nothing changes; else it calls _to_copy
     )
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

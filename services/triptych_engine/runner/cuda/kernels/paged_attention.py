@@ -93,7 +93,7 @@ def _start(sinks, heads, is_row, ROWS: tl.constexpr, HAS_SINKS: tl.constexpr):
     return total, highest
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def decode_kernel(
     query,
     k_cache,
@@ -148,7 +148,7 @@ def decode_kernel(
     heads, is_row = kv_head * GROUP + rows, rows < GROUP
     dims, v_dims = tl.arange(0, PADDED_DIM), tl.arange(0, PADDED_V_DIM)
     mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-    where = query + token.to(tl.int64) * query_stride + heads[:, None] * head_stride + dims[None, :]
+    where = query + token.to(tl.int64) * query_stride + heads[:, None].to(tl.int64) * head_stride + dims[None, :]
     q = tl.load(where, mask=mask, other=0.0).to(k_cache.dtype.element_ty)
     total, highest = _start(sinks, heads, is_row, ROWS, HAS_SINKS)
     if IS_SPLIT and HAS_SINKS:  # the sink belongs to one of the parts
@@ -180,7 +180,7 @@ def decode_kernel(
         tl.store(where, result.to(out.dtype.element_ty), mask=v_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def join_kernel(
     out,
     partial_out,
@@ -264,7 +264,7 @@ def prompt_kernel(
     heads = kv_head * GROUP + rows % GROUP
     is_row = (tokens < tl.load(query_start_loc + sequence + 1)) & (rows < ROWS // GROUP * GROUP)
     dims, v_dims = tl.arange(0, PADDED_DIM), tl.arange(0, PADDED_V_DIM)
-    where = query + tokens.to(tl.int64)[:, None] * query_stride + heads[:, None] * head_stride + dims[None, :]
+    where = query + tokens.to(tl.int64)[:, None] * query_stride + heads[:, None].to(tl.int64) * head_stride + dims[None, :]
     q = tl.load(where, mask=is_row[:, None] & (dims < HEAD_DIM)[None, :], other=0.0).to(k_cache.dtype.element_ty)
     key_end = tl.load(key_ends + tokens, mask=is_row, other=0)
     stop = tl.max(key_end, 0)
@@ -315,9 +315,9 @@ def write_kernel(
     slot = tl.load(slots + token)
     index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_key, is_value = index < NUM_KV_HEADS * HEAD_DIM, index < NUM_KV_HEADS * V_HEAD_DIM
-    where = key + token * key_stride + index // HEAD_DIM * key_head_stride + index % HEAD_DIM
+    where = key + token * key_stride + (index // HEAD_DIM).to(tl.int64) * key_head_stride + index % HEAD_DIM
     keys = tl.load(where, mask=is_key)
     tl.store(k_cache + slot * NUM_KV_HEADS * HEAD_DIM + index, keys.to(k_cache.dtype.element_ty), mask=is_key)
-    where = value + token * value_stride + index // V_HEAD_DIM * value_head_stride + index % V_HEAD_DIM
+    where = value + token * value_stride + (index // V_HEAD_DIM).to(tl.int64) * value_head_stride + index % V_HEAD_DIM
     values = tl.load(where, mask=is_value)
     tl.store(v_cache + slot * NUM_KV_HEADS * V_HEAD_DIM + index, values.to(v_cache.dtype.element_ty), mask=is_value)
