@@ -38,12 +38,12 @@ def test_they_match_plain_torch(dtype: torch.dtype, tolerance: float):
 def test_a_whole_engine_computes_what_transformers_does(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Recognised, checked at load, and run in ragged chunks with a prefix hit, as on a GPU."""
     save_random_model(tmp_path, FAMILIES[family])
-    expected = transformers_greedy(tmp_path, PROMPTS, 6, eos_token_id=None)
+    expected = transformers_greedy(tmp_path, PROMPTS, 3, eos_token_id=None)
     monkeypatch.setattr(builder, "choose_backend", lambda *args, **options: CudaAttention(CPU))
     monkeypatch.setattr(builder, "_fused_kernels", lambda *args: CudaFusedKernels(CPU))
     driver = EngineDriver(tmp_path)
     assert isinstance(driver.runner._model.decoder, Decoder)
-    requests = [a_request(f"r{i}", prompt, max_tokens=6) for i, prompt in enumerate(PROMPTS)]
+    requests = [a_request(f"r{i}", prompt, max_tokens=3) for i, prompt in enumerate(PROMPTS)]
     generated = driver.run(driver.scheduler(max_num_batched_tokens=13), requests, arrivals=[0, 6, 7])
     assert [generated[f"r{i}"].token_ids for i in range(len(PROMPTS))] == expected
     stack = driver.runner._model.decoder._stack
@@ -57,6 +57,7 @@ def test_a_whole_engine_computes_what_transformers_does(family: str, tmp_path: P
     assert len(launches.names) == 9 * len(stack.parts) + 1, launches.names
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of inputs that are large on purpose
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
 def test_families_in_16_bits_pass_the_checks_at_load(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

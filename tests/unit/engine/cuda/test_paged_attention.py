@@ -54,7 +54,7 @@ def test_it_matches_plain_torch(num_q_heads: int, shape: LayerShape, options: di
     assert run_both(shape=shape, num_q_heads=num_q_heads, **case) < TOLERANCE[case["dtype"]]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_it_matches_plain_torch_on_any_ragged_batch(data: st.DataObject):
     num_kv_heads, group, dim = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9)), data.draw(st.integers(1, 48))
@@ -76,9 +76,8 @@ def test_long_contexts_are_split_among_the_processors(monkeypatch: pytest.Monkey
     numbers: list[int] = []
     num_splits = paged_kernels._num_splits
     monkeypatch.setattr(paged_kernels, "_num_splits", lambda *args: (numbers.append(num_splits(*args)), numbers[-1])[1])
-    sinks = {"sinks": torch.linspace(-1, 1, 2)}
-    for options in ({}, {"window": 150}, sinks):
-        steps = [[700, 65], [1, 1]]
+    for options in ({}, {"window": 150, "sinks": torch.linspace(-1, 1, 2)}):
+        steps = [[260, 65], [1, 1]]
         worst = run_both(shape=LayerShape(1, 16, 16), num_q_heads=2, dtype=torch.float32, steps=steps, **options)
         assert worst < TOLERANCE[torch.float32]
     assert set(numbers) == {4}
