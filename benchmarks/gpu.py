@@ -28,7 +28,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 from benchmarks.engine.local import EngineCore, EngineSettings, LoadedEngine, Request, SamplingParams, finish, load_engine
 from benchmarks.harness.sitting import RESULTS, describe, new_parser, write_results
 
-TARGET_SHARE_OF_BANDWIDTH, TARGET_SHARE_OF_MATRIX_RATE = 0.7, 0.6
 #: Long prompts that come while --mixed sequences decode.
 _NUM_LONG_PROMPTS = 3
 _NUM_WARM_UP = 10

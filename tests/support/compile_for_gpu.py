@@ -19,7 +19,7 @@ import torch
 import triton
 from triptych_engine.runner.attention.paged import LayerShape
 from triptych_engine.runner.cuda import paged_kernels
-from triptych_engine.runner.cuda.kernels import layers, paged_attention
+from triptych_engine.runner.cuda.kernels import cache, layers, paged_attention
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -85,7 +85,7 @@ def cases(shared_memory: int) -> Iterator[tuple[str, Any, dict[str, Any], torch.
     rope = {"NUM_Q_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "V_HEAD_DIM": 128, "ROTARY_DIM": 128, "BLOCK": 128, "HEADS": 8}
     yield "rope", layers.rope_kernel, rope | {"HAS_NORMS": True, "HAS_CACHE": True}, torch.bfloat16
     write = {"NUM_KV_HEADS": 8, "HEAD_DIM": 128, "V_HEAD_DIM": 128, "BLOCK": 1024}
-    yield "write", paged_attention.write_kernel, write, torch.bfloat16
+    yield "write", cache.write_kernel, write, torch.bfloat16
 
 
 if __name__ == "__main__":

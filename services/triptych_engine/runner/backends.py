@@ -76,10 +76,10 @@ def _cuda(device: torch.device, layers: dict[int, LayerShape], block_size: int, 
     except ImportError as error:  # triton comes with torch's CUDA builds
         raise ValueError(f"the kernels for GPUs need triton ({error})") from error
     backend = CudaAttention(device)
-    backend.allocate(layers, 1, block_size, dtype)
-    backend.free()
+    backend.allocate(layers, 1, block_size, dtype)  # raises ValueError if it does not support the model
     for shape in set(layers.values()):
-        try_backend(CudaAttention(device), device, shape, block_size, dtype)
+        try_backend(backend, device, shape, block_size, dtype)
+    backend.free()
     return backend
 
 

@@ -17,7 +17,7 @@ from triptych_engine.runner.cpu.kernels import ATTENTION_TYPES, CpuKernels
 _LANES = 16
 _LINE_BYTES = 64  # a line of the processor's caches
 _WORD_BYTES = 4  # keys are padded to a multiple of this
-_MOST_DIMS_INT8 = 1024
+_MOST_DIMS_INT8 = 1024  # kMostDims of csrc/attention/kv_cache.h
 
 
 class CpuAttention:

@@ -36,9 +36,9 @@ class CudaAttention:
     def allocate(self, layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         if not dtype.is_floating_point:
             raise ValueError(f"attention on GPUs keeps no keys and values in {dtype}")
-        refused = {index: reason for index, shape in layers.items() if (reason := paged_kernels.refusal(shape))}
-        if refused:
-            raise ValueError(f"attention on GPUs does not take {next(iter(refused.values()))}")
+        for shape in layers.values():
+            if (reason := paged_kernels.refusal(shape)) is not None:
+                raise ValueError(f"attention on GPUs does not take {reason}")
         self._layers, self._block_size = layers, block_size
         self._scratch_slot = num_blocks * block_size
         slots = self._scratch_slot + block_size
@@ -78,10 +78,6 @@ class CudaAttention:
         """Prepare a step whose metadata is already on the device, in which all sequences decode."""
         self._metadata, self._step = None, step
 
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Write the step's keys and values into the cache."""
-        paged_kernels.write(_dense_heads(key), _dense_heads(value), self._cache[layer], self._step.slots)
-
     def place(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The layer's keys and values, and the slots of the step's tokens, for a kernel that writes them by itself."""
         return *self._cache[layer], self._step.slots
@@ -98,7 +94,7 @@ class CudaAttention:
         softcap: float,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        self.write(layer, key, value)
+        paged_kernels.write(_dense_heads(key), _dense_heads(value), self._cache[layer], self._step.slots)
         return self.attend(layer, query, value.dtype, scaling=scaling, window=window, softcap=softcap, sinks=sinks)
 
     def attend(

@@ -122,8 +122,8 @@ class CudaFusedKernels:
 
 class CudaLayers:
     """Decoder layers, see WholeLayer and LayerStack: nine launches for each, eleven if a step has decoding sequences whose keys are
-    split, and prompts. Keys are rotated on their way to the cache, and
-    what a layer adds to the residual stream is added by the next one's norm."""
+    split, and prompts. Keys are rotated on their way to the cache. What a layer adds to the residual stream is added by the next
+    one's norm."""
 
     def __init__(self, parts: Sequence[LayerParts], fused: CudaFusedKernels) -> None:
         self.parts, self._fused = list(parts), fused

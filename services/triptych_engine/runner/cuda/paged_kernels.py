@@ -9,6 +9,7 @@ import torch
 import triton
 
 from triptych_engine.runner.attention.paged import LayerShape
+from triptych_engine.runner.cuda.kernels import cache as cache_kernels
 from triptych_engine.runner.cuda.kernels import paged_attention as kernels
 from triptych_engine.runner.cuda.step import DecodeTokens, PromptTiles, StepTensors
 
@@ -50,7 +51,7 @@ def write(key: torch.Tensor, value: torch.Tensor, cache: tuple[torch.Tensor, tor
     """Write keys and values, [num_tokens, num_kv_heads, dim] each with dense heads, to their slots of the cache."""
     (num_tokens, num_kv_heads, dim), v_dim = key.shape, value.shape[2]
     grid = (num_tokens, triton.cdiv(num_kv_heads * max(dim, v_dim), _WRITE_BLOCK))
-    kernels.write_kernel[grid](
+    cache_kernels.write_kernel[grid](
         key, value, *cache, slots, key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         NUM_KV_HEADS=num_kv_heads, HEAD_DIM=dim, V_HEAD_DIM=v_dim, BLOCK=_WRITE_BLOCK,
     )  # fmt: skip

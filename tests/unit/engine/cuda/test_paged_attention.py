@@ -18,7 +18,7 @@ from triptych_engine.runner.backends import choose_backend, try_backend
 
 pytest.importorskip("triton", minversion="3.7")  # the interpreter of 3.6 fails with NumPy 2.4
 if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("on a machine with a GPU, tests/gpu/ has these cases", allow_module_level=True)
+    pytest.skip("Triton's interpreter is off on a machine with a GPU", allow_module_level=True)
 
 from triptych_engine.runner.cuda import attention, paged_kernels
 from triptych_engine.runner.cuda.attention import CudaAttention, is_decoding, prompt_tiles
