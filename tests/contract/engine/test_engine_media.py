@@ -127,6 +127,7 @@ async def test_an_item_that_cannot_be_encoded_keeps_its_own_error():
     ],
 )
 async def test_what_is_not_the_item_is_not_used(sent: list[encoder_pb2.FetchResponse], what: str):
+    """vllm-project/vllm #52234: a transfer that had failed was computed on, and the answer was 200 with wrong tokens."""
     async with a_media_engine() as engine:
         engine.encoder.fetches[b"cat".ljust(32, b".")] = sent
         error = await engine.failure(engine.message("r", [1, CAT]))

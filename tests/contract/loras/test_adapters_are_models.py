@@ -83,8 +83,8 @@ async def suite(base: Path, loras: Path, num_engines: int = 1, **settings: Any) 
         yield Suite(client, frontend, engines, base, loras)
 
 
-def greedy_token(base: Path, adapter: Path | None) -> int:
-    return int(peft_logits(base, adapter, ids(PROMPT))[-1].argmax())
+def greedy_token(base: Path, adapter: Path | None, prompt: str = PROMPT) -> int:
+    return int(peft_logits(base, adapter, ids(prompt))[-1].argmax())
 
 
 def token_text(token_id: int) -> str:
@@ -125,6 +125,17 @@ def test_a_key_for_a_model_is_none_for_its_adapters() -> None:
     key = Key("k", b"", models=frozenset({"m", "m:one"}))
     grant = Grant(key, RequestRecord("r"), MemoryRates(), Places())
     assert [grant.may_use(name) for name in ("m", "m:one", "m:two")] == [True, True, False]
+
+
+async def test_a_replaced_adapter_computes_the_prompt_anew(base: Path, tmp_path: Path) -> None:
+    """vllm-project/vllm #42125: an adapter of the same name was answered from blocks that the one before it had computed."""
+    async with suite(base, tmp_path) as served:
+        for seed, is_cached in ((1, False), (2, False), (1, True), (2, True)):  # what an adapter itself has computed is found again
+            save_adapter(base, tmp_path / "one", seed, std=0.3)
+            answer = (await served.complete(f"{base.name}:one", prompt=PROMPT * 3)).raise_for_status().json()
+            expected = token_text(greedy_token(base, tmp_path / "one", PROMPT * 3))
+            assert answer["choices"][0]["logprobs"]["tokens"] == [expected]
+            assert bool((answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens")) == is_cached
 
 
 async def test_an_adapter_comes_is_replaced_and_goes_while_requests_run(base: Path, tmp_path: Path) -> None:
