@@ -26,6 +26,9 @@ _SEQUENCE_TOKENS = 64
 #: is the one to which fewest sequences came lately; if none of them holds anything of the prompt, the same among two that own its
 #: first block: so several frontends, which do not know of each other, send what begins alike to the same engines.
 _GRAIN_TOKENS = 2 * _SEQUENCE_TOKENS
+#: One of these that holds less of the prompt than another is chosen only if so many fewer sequences came to it. Otherwise
+#: conversations would move by chance among engines that hold the same system prompt.
+_FEWER = 0.8
 #: Blocks of a prompt that are compared. Their names take a microsecond each, on the event loop.
 _MAX_BLOCKS = 1024
 
@@ -54,7 +57,14 @@ class PromptCost:
         if len(near) > 2 and all(missing[engine] == len(self._request.prompt_token_ids) for engine in near):
             near.sort(key=lambda engine: rendezvous(engine.address, self._beginning(engine)), reverse=True)
             del near[2:]
-        return min(near, key=lambda engine: (engine.num_recent, costs[engine]))
+
+        def arrivals(engine: EngineConnection) -> tuple[float, int]:
+            return engine.num_recent, costs[engine]
+
+        fewest = min(missing[engine] for engine in near)
+        holder = min((engine for engine in near if missing[engine] - fewest <= engine.blocks.block_size), key=arrivals)
+        other = min(near, key=arrivals)
+        return other if other.num_recent < _FEWER * holder.num_recent else holder
 
     def _beginning(self, engine: EngineConnection) -> bytes:
         """What prompts have in common that go to the same engines."""
