@@ -30,6 +30,8 @@ inline ri quad_of(const uint32_t* words) {
 template <class Format, int R, int kPart>
 struct PartSums {
   static constexpr int kQuads = kGroupQuads / Format::kParts, kFirst = kPart * kQuads;
+  // Eight products of weights of up to five bits with inputs of eight add up to at most 16 bits, as factors have.
+  static constexpr bool kFits = Format::kBits <= 5;
 
   ri sum[R][kRegisters];
 
@@ -62,12 +64,15 @@ struct PartSums {
       const ri low = splat_word(row[2 * s]), high = splat_word(row[2 * s + 1]), factor = splat_word(row[kGroupQuads + s]);
 #pragma GCC unroll 4
       for (int i = 0; i < kRegisters; i++) {
+        const ri start = kStarts ? ri{} : sum[r][i];
 #if defined(TRIPTYCH_DOT_BYTES)
-        const ri dot = multiply_words(TRIPTYCH_DOT_BYTES(TRIPTYCH_DOT_BYTES(ri{}, first[i], low), second[i], high), factor);
+        const ri dot = TRIPTYCH_DOT_BYTES(TRIPTYCH_DOT_BYTES(ri{}, first[i], low), second[i], high);
+        sum[r][i] = add_product<kFits>(start, dot, factor);
 #else
-        const ri dot = multiply_halves(add_halves(multiply_bytes(first[i], low), multiply_bytes(second[i], high)), factor);
+        const ri halves = add_halves(multiply_bytes(first[i], low), multiply_bytes(second[i], high));
+        sum[r][i] = add_words(start, multiply_halves(halves, factor));
+        settle(sum[r][i]);
 #endif
-        sum[r][i] = kStarts ? dot : add_words(sum[r][i], dot);
       }
     }
   }

@@ -62,6 +62,24 @@ inline ri multiply_words(ri a, ri b) { return _mm512_mullo_epi32(a, b); }
 inline ri multiply_words(ri a, ri b) { return (ri)((ru)a * (ru)b); }
 #endif
 
+// sum + a * b, where kFits says that a and b are numbers of 16 bits.
+template <bool kFits>
+inline ri add_product(ri sum, ri a, ri b) {
+#if defined(__AVX512VNNI__)
+  if constexpr (kFits) return _mm512_dpwssd_epi32(sum, a, b);
+#elif defined(__AVXVNNI__)
+  if constexpr (kFits) return _mm256_dpwssd_avx_epi32(sum, a, b);
+#endif
+  return add_words(sum, multiply_words(a, b));
+}
+
+// Ends what is computed with x here. GCC would compute several rows side by side, with more values than there are registers.
+inline void settle([[maybe_unused]] ri& x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  __asm__ volatile("" : "+x"(x));
+#endif
+}
+
 // The instruction that multiplies four unsigned bytes with four signed ones, and adds all four to a word.
 #if defined(__AVX512VNNI__)
 #define TRIPTYCH_DOT_BYTES(sum, w, x) _mm512_dpbusd_epi32(sum, w, x)
