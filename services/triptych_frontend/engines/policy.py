@@ -8,6 +8,7 @@ cost of NVIDIA Dynamo's router (missing blocks + active blocks), for an engine i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -26,9 +27,8 @@ _SEQUENCE_TOKENS = 64
 #: is the one to which fewest sequences came lately; if none of them holds anything of the prompt, the same among two that own its
 #: first block: so several frontends, which do not know of each other, send what begins alike to the same engines.
 _GRAIN_TOKENS = 2 * _SEQUENCE_TOKENS
-#: One of these that holds less of the prompt than another is chosen only if so many fewer sequences came to it. Otherwise
-#: conversations would move by chance among engines that hold the same system prompt.
-_FEWER = 0.8
+#: Of these, an engine that lacks at most so many tokens more than another one holds as much: templates of chats begin alike.
+_SAME_TOKENS = 16
 #: Blocks of a prompt that are compared. Their names take a microsecond each, on the event loop.
 _MAX_BLOCKS = 1024
 
@@ -62,9 +62,10 @@ class PromptCost:
             return engine.num_recent, costs[engine]
 
         fewest = min(missing[engine] for engine in near)
-        holder = min((engine for engine in near if missing[engine] - fewest <= engine.blocks.block_size), key=arrivals)
+        holder = min((engine for engine in near if missing[engine] - fewest <= _SAME_TOKENS), key=arrivals)
         other = min(near, key=arrivals)
-        return other if other.num_recent < _FEWER * holder.num_recent else holder
+        # Counts differ by about their square roots by chance. By chance, no conversation leaves the engine that holds most of it.
+        return other if holder.num_recent - other.num_recent > math.sqrt(holder.num_recent) else holder
 
     def _beginning(self, engine: EngineConnection) -> bytes:
         """What prompts have in common that go to the same engines."""

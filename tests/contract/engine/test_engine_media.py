@@ -17,6 +17,7 @@ from triptych_engine.media.item import FetchOrder, Modality
 from triptych_engine.rpc.convert_media import to_prompt_media
 
 CAT, DOG = (b"cat", (6,)), (b"dog", (6,))
+LOST = common_pb2.RequestError(code=Code.UNAVAILABLE, reason="SERVICE_UNAVAILABLE", message="the encoder was lost")
 
 
 def alone(message: engine_pb2.EngineRequest) -> list[int]:
@@ -121,6 +122,7 @@ async def test_an_item_that_cannot_be_encoded_keeps_its_own_error():
         (chunks(b"cat", shape=(6, 2)), r"embeds is float32 \[6, 2\]"),
         (chunks(b"cat")[1:], "embeds came without its header"),
         (chunks(b"cat")[:1], "embeds ended early"),
+        ([chunks(b"cat")[0], encoder_pb2.FetchResponse(key=b"cat".ljust(32, b"."), error=LOST)], "the encoder was lost"),
         (chunks(b"cat", num_tokens=7), "embeds is longer than its shape says"),
         (chunks(b"cat")[2:], "embeds is missing"),
         ([encoder_pb2.FetchResponse(tensor_name="deepstack.0"), *chunks(b"cat")], "deepstack.0"),

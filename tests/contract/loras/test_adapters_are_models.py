@@ -128,14 +128,14 @@ def test_a_key_for_a_model_is_none_for_its_adapters() -> None:
 
 
 async def test_a_replaced_adapter_computes_the_prompt_anew(base: Path, tmp_path: Path) -> None:
-    """vllm-project/vllm #42125: an adapter of the same name was answered from blocks that the one before it had computed."""
+    """vllm-project/vllm #42125: requests were answered from blocks that an earlier adapter of the same name had computed."""
     async with suite(base, tmp_path) as served:
         for seed, is_cached in ((1, False), (2, False), (1, True), (2, True)):  # what an adapter itself has computed is found again
             save_adapter(base, tmp_path / "one", seed, std=0.3)
             answer = (await served.complete(f"{base.name}:one", prompt=PROMPT * 3)).raise_for_status().json()
             expected = token_text(greedy_token(base, tmp_path / "one", PROMPT * 3))
             assert answer["choices"][0]["logprobs"]["tokens"] == [expected]
-            assert bool((answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens")) == is_cached
+            assert bool(answer["usage"]["prompt_tokens_details"]["cached_tokens"]) == is_cached
 
 
 async def test_an_adapter_comes_is_replaced_and_goes_while_requests_run(base: Path, tmp_path: Path) -> None:

@@ -141,15 +141,15 @@ async def test_what_all_engines_hold_has_no_home() -> None:
         assert [len(one.sent) for one in made.values()] == [4, 4, 4]
 
 
-async def test_a_conversation_stays_unless_much_fewer_sequences_came_elsewhere() -> None:
+async def test_a_conversation_stays_unless_far_fewer_sequences_came_elsewhere() -> None:
     """All engines hold its system prompt, and one its first turn, too."""
     async with engines("a:1", "b:1") as (router, made, _resolver):
         first_turn = prompt(1, 224)
         holds(made["a:1"], first_turn)
         holds(made["b:1"], prompt(1))
-        for num_recent, home in ((9.0, "a:1"), (7.0, "b:1")):
-            for address, value in (("a:1", 10.0), ("b:1", num_recent)):
-                made[address].received(engine_pb2.SessionResponse(load=engine_pb2.Load(num_recent=value)))
+        for *recent, home in ((1.0, 0.0, "a:1"), (10.0, 9.0, "a:1"), (10.0, 6.0, "b:1")):
+            for engine, num_recent in zip(made.values(), recent, strict=True):
+                engine.received(engine_pb2.SessionResponse(load=engine_pb2.Load(num_recent=num_recent)))
             assert await chosen(router, asks([*first_turn, 5, 6])) == home
 
 

@@ -30,7 +30,8 @@ inline ri quad_of(const uint32_t* words) {
 template <class Format, int R, int kPart>
 struct PartSums {
   static constexpr int kQuads = kGroupQuads / Format::kParts, kFirst = kPart * kQuads;
-  // Eight products of weights of up to five bits with inputs of eight add up to at most 16 bits, as factors have.
+  // Eight products of weights of up to 5 bits (also of a table, which has 24 at most) with inputs are at most 31 * 127 * 8 = 31496,
+  // which 16 bits hold.
   static constexpr bool kFits = Format::kBits <= 5;
 
   ri sum[R][kRegisters];
@@ -71,8 +72,8 @@ struct PartSums {
 #else
         const ri halves = add_halves(multiply_bytes(first[i], low), multiply_bytes(second[i], high));
         sum[r][i] = add_words(start, multiply_halves(halves, factor));
-        settle(sum[r][i]);
 #endif
+        settle(sum[r][i]);
       }
     }
   }

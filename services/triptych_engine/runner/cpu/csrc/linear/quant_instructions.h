@@ -62,7 +62,7 @@ inline ri multiply_words(ri a, ri b) { return _mm512_mullo_epi32(a, b); }
 inline ri multiply_words(ri a, ri b) { return (ri)((ru)a * (ru)b); }
 #endif
 
-// sum + a * b, where kFits says that a and b are numbers of 16 bits.
+// sum + a * b. kFits: a is a signed number of 16 bits, and b is one that is not negative.
 template <bool kFits>
 inline ri add_product(ri sum, ri a, ri b) {
 #if defined(__AVX512VNNI__)
@@ -73,9 +73,9 @@ inline ri add_product(ri sum, ri a, ri b) {
   return add_words(sum, multiply_words(a, b));
 }
 
-// Ends what is computed with x here. GCC would compute several rows side by side, with more values than there are registers.
+// x is complete here, before the next row begins. GCC would compute several rows side by side, and run out of registers.
 inline void settle([[maybe_unused]] ri& x) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(__AVX512F__)  // 16 registers
   __asm__ volatile("" : "+x"(x));
 #endif
 }
