@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from triptych_common.host.torch_env import set_torch_environment
 from xdist.scheduler import LoadFileScheduling
 
 set_torch_environment()
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+# Examples have no deadline: the first one imports and loads what the others find loaded, and a busy machine stalls any of them.
+settings.register_profile("triptych", deadline=None)
+settings.load_profile("triptych")
 #: Folders with something that lasts for a session of tests.
 _SHARE = ("tests/browser/", "tests/integration/stack/shared/")
 

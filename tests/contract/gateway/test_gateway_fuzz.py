@@ -78,7 +78,7 @@ def check(response: httpx.Response) -> None:
 
 @pytest.mark.parametrize("path", VALID)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_json_objects(path: str, post: Post, data: st.DataObject) -> None:
     change = data.draw(changes | plausible)
     check(post(path, orjson.dumps(data.draw(st.sampled_from([{}, VALID[path]])) | change)))
@@ -86,6 +86,6 @@ def test_json_objects(path: str, post: Post, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("path", VALID)
 @given(body=st.binary(max_size=40) | values.map(orjson.dumps))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_other_bodies(path: str, post: Post, body: bytes) -> None:
     check(post(path, body))

@@ -59,7 +59,7 @@ def run(engine: EngineDriver, request: engine_pb2.EngineRequest, *, ahead: bool 
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(1, _LENGTH - 1), ahead=st.booleans())
 def test_it_goes_on_as_it_would_have(engine: EngineDriver, name: str, cut: int, ahead: bool) -> None:
     params = CASES[name]
@@ -85,7 +85,7 @@ def _behind_a_token(request: engine_pb2.EngineRequest) -> None:
 
 
 @pytest.mark.parametrize("constrain", [_json, _behind_a_token])
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 5), cut=st.integers(1, _LENGTH - 1), ahead=st.booleans())
 def test_its_constraint_goes_on(
     engine: EngineDriver, constrain: Callable[[engine_pb2.EngineRequest], None], seed: int, cut: int, ahead: bool

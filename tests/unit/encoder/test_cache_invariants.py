@@ -93,7 +93,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert all(key in self.cache for key in self.leased_keys())
 
 
-CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestCacheInvariants = CacheMachine.TestCase
 
 

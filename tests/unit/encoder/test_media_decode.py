@@ -98,7 +98,7 @@ def test_odd_sizes_are_decoded(size: tuple[int, int]) -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_noise_is_refused_never_raised(data: bytes, kind: int) -> None:
     beginning = (b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0\x00\x10JFIF", b"GIF89a")[kind]
     with contextlib.suppress(InvalidRequestError):
@@ -169,7 +169,7 @@ def test_what_only_ffmpeg_reads_is_read() -> None:
 
 
 @given(st.integers(1, 40_000), st.sampled_from([8_000, 11_025, 22_050, 24_000, 44_100, 48_000]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_resampling_gives_the_length_that_was_counted(num_samples: int, rate: int) -> None:
     assert len(resample(np.zeros(num_samples, np.float32), rate, 16_000)) == resampled_length(num_samples, rate, 16_000)
 

@@ -19,7 +19,7 @@ SIZE = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 64}
 
 
 @given(st.integers(2, 40), st.integers(8, 900), st.integers(8, 900))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_qwen3_sizes_are_those_of_transformers(num_frames: int, height: int, width: int) -> None:
     processor = QwenVideoProcessor({"patch_size": 14, "size": SIZE}, budget_per_video=True)
     expected = qwen3.smart_resize(num_frames, height, width, 2, 28, SIZE["shortest_edge"], SIZE["longest_edge"])
@@ -27,7 +27,7 @@ def test_qwen3_sizes_are_those_of_transformers(num_frames: int, height: int, wid
 
 
 @given(st.integers(2, 40), st.integers(8, 900), st.integers(8, 900))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_qwen2_sizes_are_those_of_transformers(num_frames: int, height: int, width: int) -> None:
     assume(max(height, width) / min(height, width) <= 200)
     processor = QwenVideoProcessor({"patch_size": 14, "size": SIZE}, budget_per_video=False)

@@ -38,7 +38,7 @@ def _is_empty(budget: BodyBudget) -> bool:
     return (budget.used_bytes, budget.num_waiting, budget.first, budget.line.used) == (0, 0, None, 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 8)), min_size=1, max_size=30),
     st.sampled_from([1, None]),
@@ -69,7 +69,7 @@ async def test_a_single_tenant_has_all_of_it() -> None:
     await _read(budget, "", 8, MIB)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 30)), min_size=2, max_size=12))
 def test_bodies_that_break_off_leave_nothing(bodies: list[tuple[str, int]]) -> None:
     """Each is cancelled after so many turns of the event loop, wherever it is then."""

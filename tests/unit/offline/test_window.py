@@ -52,7 +52,7 @@ class Watched:
         return index
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), max_size=30),
     st.integers(1, 6),

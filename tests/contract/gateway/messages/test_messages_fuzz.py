@@ -55,7 +55,7 @@ def post() -> Iterator[Callable[[str, bytes], httpx.Response]]:
 
 
 @given(change=bodies, is_valid=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_json_objects(post: Callable[[str, bytes], httpx.Response], change: dict[str, Any], is_valid: bool) -> None:
     body = orjson.dumps(HI | change if is_valid else change)
     for path in ("/v1/messages", "/v1/messages/count_tokens"):

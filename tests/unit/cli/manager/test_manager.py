@@ -233,7 +233,7 @@ async def test_one_that_does_not_sleep_keeps_its_memory() -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_random_requests_keep_the_budget_and_everybody_gets_a_turn(seed: int) -> None:
     asyncio.run(_random_requests(random.Random(seed)))
 

@@ -185,7 +185,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(OPERATIONS)
 def test_the_set_is_the_truth_in_the_end(operations: list[Any]) -> None:
     asyncio.run(_follow(operations))

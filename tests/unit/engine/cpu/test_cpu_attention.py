@@ -147,7 +147,7 @@ def test_queries_values_and_the_cache_may_differ_in_type(
     assert worst < TOLERANCE[value]  # keys and values are rounded alike by both
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_paged_attention_matches_torch_for_any_shape(emulating: Emulating, data: st.DataObject):
     kernels = emulating(data.draw(st.sampled_from(LINEAR_METHODS)))

@@ -39,7 +39,7 @@ def test_silu_mul(kernels: CpuKernels, size: int):
     gap=st.integers(0, 3),
 )
 @example(rows=100, in_features=1601, out_features=70, bias=True, gap=1)  # in parts
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_linear(emulating: Callable[[str], CpuKernels], rows: int, in_features: int, out_features: int, bias: bool, gap: int):
     kernels = emulating("fp32")  # the other methods round inputs: test_linear_bf16.py
     generator = torch.Generator().manual_seed(rows)

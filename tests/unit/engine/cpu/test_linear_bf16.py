@@ -43,7 +43,7 @@ def test_a_workspace_made_in_inference_mode_serves_outside_of_it(emulating: Emul
     bias=st.booleans(),
     gap=st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_products_of_whole_numbers_are_exact(
     emulating: Emulating, method: str, rows: int, in_features: int, out_features: int, bias: bool, gap: int
 ):

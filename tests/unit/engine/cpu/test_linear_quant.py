@@ -129,7 +129,7 @@ def case(form: QuantFormat, rows: int, in_features: int, out_features: int, bias
     gap=st.integers(0, 3),
     scale=st.sampled_from([1e-25, 1.0, 1e30]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_numbers_of_the_reference(
     kernels: CpuKernels, form: QuantFormat, rows: int, in_features: int, out_features: int, bias: bool, gap: int, scale: float
 ):
@@ -160,7 +160,7 @@ def test_the_largest_sums_do_not_overflow(form: QuantFormat, sign: float, isa: s
 
 @pytest.mark.parametrize("isa", isas_of_this_cpu())
 @given(form=st.sampled_from(FORMATS), rows=st.integers(1, 60), in_features=st.integers(1, 600), seed=st.integers(0, 9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_is_packed_is_unpacked(isa: str, kernels_for: KernelsOf, form: QuantFormat, rows: int, in_features: int, seed: int):
     kernels, weight = kernels_for(isa), random_rows(form, rows, in_features, seed)
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
@@ -201,7 +201,7 @@ def test_packed_weights_take_hardly_more_than_in_their_file(form: QuantFormat, k
     rows=st.integers(1, 9),
     bias=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_product_of_parts_in_different_formats(kernels: CpuKernels, kinds: list[tuple[QuantFormat, int]], rows: int, bias: bool):
     """Popular GGUF files store the value projection with more bits than queries and keys."""
     weights = [random_rows(form, out_features, 320, seed) for seed, (form, out_features) in enumerate(kinds)]

@@ -62,7 +62,7 @@ def is_close(got: torch.Tensor, x: torch.Tensor, weight: QuantizedRows) -> bool:
     has_bias=st.booleans(),
     gap=st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_products_with_the_dequantised_weights(
     emulating: Emulating, form: QuantFormat, rows: int, in_features: int, out_features: int, has_bias: bool, gap: int
 ):

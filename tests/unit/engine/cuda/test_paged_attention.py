@@ -54,7 +54,7 @@ def test_it_matches_plain_torch(num_q_heads: int, shape: LayerShape, options: di
     assert run_both(shape=shape, num_q_heads=num_q_heads, **case) < TOLERANCE[case["dtype"]]
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_it_matches_plain_torch_on_any_ragged_batch(data: st.DataObject):
     num_kv_heads, group, dim = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9)), data.draw(st.integers(1, 48))

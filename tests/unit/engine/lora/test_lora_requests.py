@@ -68,7 +68,7 @@ def test_equal_prompts_with_other_adapters_share_no_blocks(driver: EngineDriver,
     assert len({request.block_hashes[0] for request in requests.values()}) == 4
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.sampled_from([None, *NAMES]), st.integers(1, 60), st.integers(1, 8), st.integers(0, 6)), min_size=1, max_size=8

@@ -167,7 +167,7 @@ def test_requests_that_come_together_wait_for_one_reading(tmp_path: Path, reads:
     assert reads.contents == ["1"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["use", "drop", "replace"])), max_size=30))
 def test_any_uses_leave_at_most_so_many(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str]]):
     folder, reads, max_loras = tmp_path_factory.mktemp("loras"), Reads(), 2

@@ -17,7 +17,7 @@ from triptych_engine.runner.quantization.gguf_blocks import BLOCK_TYPES
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)
 @given(rows=st.integers(1, 5), blocks=st.integers(1, 3), seed=st.integers(0, 1 << 30), wild=st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_weights_are_those_of_the_reference(name: str, rows: int, blocks: int, seed: int, wild: bool):
     kind, generator = BLOCK_TYPES[name], np.random.default_rng(seed)
     raw = random_blocks(name, rows, blocks * kind.block, generator)

@@ -37,7 +37,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> ConstraintCache:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_masks_change_their_lines_and_no_others(data: st.DataObject) -> None:
     num_lines, vocab_size = data.draw(st.integers(1, 5)), data.draw(st.sampled_from([31, 32, 50]))
     lines = sorted(data.draw(st.sets(st.integers(0, num_lines - 1), min_size=1)))

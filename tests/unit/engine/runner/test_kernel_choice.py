@@ -48,7 +48,7 @@ SAMPLING = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_kernels_choose_what_tensor_operations_choose(data: st.DataObject):
     """Sequences come and go in any order, some begin with output, and steps take any of them in any order."""

@@ -81,7 +81,7 @@ BOTH = pytest.mark.parametrize("kernels", [None, load_kernels()], ids=["torch", 
 
 
 @BOTH
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     spread=st.sampled_from([0.01, 1.0, 8.0]),

@@ -45,7 +45,7 @@ def penalised(line: torch.Tensor, sampling: SamplingParams, prompt: list[int], o
     return line
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_penalties_reach_what_was_said(data: st.DataObject):
     """Sequences come and go in any order, some begin with output, and steps take any of them in any order."""

@@ -119,7 +119,7 @@ def test_tenants_do_not_wait_for_each_other() -> None:
     run.to_the_end()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_all_end_whatever_is_aborted_and_preempted(data: st.DataObject) -> None:
     run = Run(data.draw(st.sampled_from([26, 60, 400])), max_num_batched_tokens=data.draw(st.sampled_from([40, 64, 512])))

@@ -37,7 +37,7 @@ AUDIO_FAMILIES = ["qwen2_audio", "audioflamingo3", "qwen2_5_omni", "qwen3_omni"]
 VIDEO_FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 
 
-many = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
 sides = st.integers(1, 300)
