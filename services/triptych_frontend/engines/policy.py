@@ -27,7 +27,7 @@ _SEQUENCE_TOKENS = 64
 #: is the one to which fewest sequences came lately; if none of them holds anything of the prompt, the same among two that own its
 #: first block: so several frontends, which do not know of each other, send what begins alike to the same engines.
 _GRAIN_TOKENS = 2 * _SEQUENCE_TOKENS
-#: Of these, an engine that lacks at most so many tokens more than another one holds as much: templates of chats begin alike.
+#: Engines whose missing tokens differ by at most this hold the same: the first block of many chats is their template's.
 _SAME_TOKENS = 16
 #: Blocks of a prompt that are compared. Their names take a microsecond each, on the event loop.
 _MAX_BLOCKS = 1024
@@ -64,7 +64,7 @@ class PromptCost:
         fewest = min(missing[engine] for engine in near)
         holder = min((engine for engine in near if missing[engine] - fewest <= _SAME_TOKENS), key=arrivals)
         other = min(near, key=arrivals)
-        # Counts differ by about their square roots by chance. By chance, no conversation leaves the engine that holds most of it.
+        # A conversation stays where most of it is cached, unless arrivals differ by more than chance: by more than a square root.
         return other if holder.num_recent - other.num_recent > math.sqrt(holder.num_recent) else holder
 
     def _beginning(self, engine: EngineConnection) -> bytes:
