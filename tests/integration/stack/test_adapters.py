@@ -22,7 +22,7 @@ NUM_TOKENS = 48
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, str]]:
     folder = tmp_path_factory.mktemp("loras")
     for seed, name in enumerate(NAMES):
-        save_adapter(resolve_model(TEXT_MODEL), folder / name, seed, std=0.02)
+        save_adapter(resolve_model(TEXT_MODEL), folder / name, seed, std=0.05)
     flags = ["--engines", "2", "--engine.kv-cache-memory", "128M", "--engine.batch-invariant", "--engine.lora-dir", str(folder)]
     with serving(TEXT_MODEL, *flags) as server:
         yield server, server.wait_until_started()
