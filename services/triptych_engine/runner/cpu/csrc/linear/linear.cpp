@@ -12,9 +12,6 @@
 
 namespace triptych {
 
-// A product of fewer rows takes as long as reading the weights from memory.
-constexpr int64_t kFewRows = 4;
-
 // Rows that are multiplied by all panels of a thread before the next rows, so that their inputs stay in the L2 cache: 96 rows of
 // 1536 inputs are 590 kB in fp32; so are 512 rows of 576 inputs in bfloat16.
 constexpr int64_t kWideRowBlock = 96;
@@ -96,17 +93,18 @@ void WideFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t*
     if (num_rows >= kWidenOnceRows && panel.columns == kPanel) {
       widen_once(inputs, x_stride, num_rows, panel, to, w.out_features);
     } else {
-      widen_tiles<kWidenRows>(inputs, x_stride, num_rows, panel, next, to, w.out_features);
+      widen_tiles(inputs, x_stride, num_rows, panel, next, to, w.out_features);
     }
   };
-  if (Prefetch::kStreams > 1 && rows < kFewRows) {
+  // If a core reads one stream at its full rate, its hardware prefetcher is best for few rows: a thread takes two adjacent panels at a
+  // time. With more rows, the next panel is read while they are multiplied.
+  if ((Prefetch::kStreams == 1) == (rows >= kFewRows)) {
     share_panels(w.num_panels(), rows, kWideRowBlock, [&](int64_t p, int64_t next, int64_t row, int64_t num_rows) {
       Prefetch prefetch = next == p ? Prefetch() : w.prefetch(next, num_pairs(w.in_features) / kPairsPerStep);
       multiply(p, prefetch, row, num_rows);
     });
     return;
   }
-  // If a core reads one stream at its full rate, its hardware prefetcher is best: a thread takes two adjacent panels at a time.
   Prefetch none;
   for (int64_t row = 0; row < rows; row += kWideRowBlock) {
 #pragma omp for schedule(dynamic, 2) nowait

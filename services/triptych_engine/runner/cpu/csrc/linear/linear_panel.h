@@ -8,7 +8,11 @@ namespace triptych {
 
 // Outputs of a panel. A 32-bit word of a packed weight holds an output's weights for two consecutive inputs, the first in its low
 // half. bfloat16 instructions need this layout, and widening the two weights takes only a shift and a mask.
+#if defined(__AVX512F__) || defined(TRIPTYCH_BF16_DOT)
 constexpr int64_t kPanel = 2 * kLanes;
+#else
+constexpr int64_t kPanel = kLanes;
+#endif
 // Inputs are padded with zeros to a multiple of this: a tile of such instructions.
 constexpr int64_t kInputs = 32;
 

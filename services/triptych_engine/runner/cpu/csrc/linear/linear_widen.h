@@ -2,129 +2,151 @@
 // because these take as long as reading the weights.
 #pragma once
 
+#include <utility>
+
 #include "linear/linear_panel.h"
 
 namespace triptych {
 
+// A product of fewer rows takes as long as reading the weights from memory.
+constexpr int64_t kFewRows = 4;
+
+// Rows of a tile, whose sums fit in the registers beside a panel's weights and an input.
 #if defined(__AVX512F__)
-constexpr int kWidenRows = 12;  // 24 accumulators, four weights and a factor in 32 registers
-constexpr int kWidenAtOnce = 2;
+constexpr int kWidenRows = 12;  // 24 sums in 32 registers
 #elif defined(__AVX2__)
-constexpr int kWidenRows = 3;  // 12 accumulators, two weights and a factor in 16
-constexpr int kWidenAtOnce = 1;
+constexpr int kWidenRows = 6;  // 12 in 16
 #elif defined(__aarch64__)
-constexpr int kWidenRows = 3;  // 24 accumulators in 32
-constexpr int kWidenAtOnce = 1;
+constexpr int kWidenRows = 6;  // 24 in 32
 #else
-constexpr int kWidenRows = 1;  // 8 accumulators in 16
-constexpr int kWidenAtOnce = 1;
+constexpr int kWidenRows = 2;  // 8 in 16
 #endif
 constexpr int kPanelRegisters = kPanel / kRegisterLanes;
 
-// R rows of x, in fp32, times one panel.
-template <int R>
-inline void widen_tile(const float* x, int64_t x_stride, const Panel& panel, Prefetch& next, float* out, int64_t out_stride) {
-  rf sum[R][kPanelRegisters];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++) {
-#pragma GCC unroll 16
-    for (int v = 0; v < kPanelRegisters; v++) {
-      if (panel.bias) std::memcpy(&sum[r][v], panel.bias + v * kRegisterLanes, sizeof(rf));
-      else sum[r][v] = rf{};
-    }
+// sum += x * weight.
+[[gnu::always_inline]] inline void add_product(const float& x, const rf (&weight)[kPanelRegisters], rf (&sum)[kPanelRegisters]) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (kPanelRegisters == 2) {  // else GCC reads the inputs of all rows first, runs out of the 16 registers and keeps sums in memory
+    rf input;
+    __asm__("vbroadcastss %3, %2\n\tvfmadd231ps %2, %4, %0\n\tvfmadd231ps %2, %5, %1"
+            : "+x"(sum[0]), "+x"(sum[1]), "=&x"(input)
+            : "m"(x), "x"(weight[0]), "x"(weight[1]));
+    return;
   }
-  int64_t d = 0;
-  for (; d + 1 < panel.in; d += 2) {
-    if (Prefetch::kStreams > 1 && d % (2 * kPairsPerStep) == 0) next.step();
+#endif
 #pragma GCC unroll 16
-    for (int v = 0; v < kPanelRegisters; v += kWidenAtOnce) {
-      rf first[kWidenAtOnce], second[kWidenAtOnce];
+  for (int v = 0; v < kPanelRegisters; v++) sum[v] += x * weight[v];
+}
+
+// sum += an input of each row times a panel's weights. r: 0, 1, ...; as constants, because GCC keeps arrays that loops index in memory.
+template <int... r>
+[[gnu::always_inline]] inline void add_input(const float* x, int64_t x_stride, const rf (&weight)[kPanelRegisters],
+                                             rf (&sum)[sizeof...(r)][kPanelRegisters], std::integer_sequence<int, r...>) {
+  (add_product(x[r * x_stride], weight, sum[r]), ...);
+}
+
+// The weights of a panel's outputs for two inputs, the first in the low halves of the words.
+template <bool kSecond>
+[[gnu::always_inline]] inline void widen(const uint32_t* pairs, rf (&weight)[kPanelRegisters]) {
 #pragma GCC unroll 16
-      for (int i = 0; i < kWidenAtOnce; i++) {
-        ru pair;
-        std::memcpy(&pair, panel.weight + d / 2 * kPanel + (v + i) * kRegisterLanes, sizeof pair);
-        first[i] = (rf)(pair << 16), second[i] = (rf)(pair & 0xffff0000u);
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < R; r++) {
-#pragma GCC unroll 16
-        for (int i = 0; i < kWidenAtOnce; i++) sum[r][v + i] += x[r * x_stride + d] * first[i];
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < R; r++) {
-#pragma GCC unroll 16
-        for (int i = 0; i < kWidenAtOnce; i++) sum[r][v + i] += x[r * x_stride + d + 1] * second[i];
-      }
-    }
-  }
-  if (d < panel.in) {  // the last input, if their number is odd
-#pragma GCC unroll 16
-    for (int v = 0; v < kPanelRegisters; v++) {
-      ru pair;
-      std::memcpy(&pair, panel.weight + d / 2 * kPanel + v * kRegisterLanes, sizeof pair);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; r++) sum[r][v] += x[r * x_stride + d] * (rf)(pair << 16);
-    }
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++) {
-    float row[kPanel];
-    std::memcpy(row, sum[r], sizeof row);
-    store_columns(row, panel, out + r * out_stride);
+  for (int v = 0; v < kPanelRegisters; v++) {
+    ru pair;
+    std::memcpy(&pair, pairs + v * kRegisterLanes, sizeof pair);
+    weight[v] = (rf)(kSecond ? pair & 0xffff0000u : pair << 16);
   }
 }
 
+[[gnu::always_inline]] inline void begin_row(const float* from, rf (&sum)[kPanelRegisters]) {
+#pragma GCC unroll 16
+  for (int v = 0; v < kPanelRegisters; v++) {
+    if (from) std::memcpy(&sum[v], from + v * kRegisterLanes, sizeof(rf));
+    else sum[v] = rf{};
+  }
+}
+
+[[gnu::always_inline]] inline void end_row(const rf (&sum)[kPanelRegisters], float* out) {
+#pragma GCC unroll 16
+  for (int v = 0; v < kPanelRegisters; v++) std::memcpy(out + v * kRegisterLanes, &sum[v], sizeof(rf));
+}
+
+[[gnu::always_inline]] inline void end_row(const rf (&sum)[kPanelRegisters], const Panel& panel, float* out) {
+  float row[kPanel];
+  end_row(sum, row);
+  store_columns(row, panel, out);
+}
+
+// Some rows of x, in fp32, times one panel. Not inlined: GCC would keep sums in memory around the prefetch.
+template <int... r>
+[[gnu::noinline]] void widen_tile(const float* x, int64_t x_stride, const Panel& panel, Prefetch& next, float* out, int64_t out_stride,
+                                  std::integer_sequence<int, r...> rows) {
+  rf sum[sizeof...(r)][kPanelRegisters], weight[kPanelRegisters];
+  (begin_row(panel.bias, sum[r]), ...);
+  const uint32_t* pairs = panel.weight;
+  int64_t d = 0;
+  while (d + 1 < panel.in) {
+    if (Prefetch::kStreams > 1 || sizeof...(r) >= kFewRows) next.step();
+    for (const int64_t end = std::min(d + 2 * kPairsPerStep, panel.in - 1); d < end; d += 2, pairs += kPanel) {
+      widen<false>(pairs, weight);
+      add_input(x + d, x_stride, weight, sum, rows);
+      widen<true>(pairs, weight);
+      add_input(x + d + 1, x_stride, weight, sum, rows);
+    }
+  }
+  if (d < panel.in) {  // the last input, if their number is odd
+    widen<false>(pairs, weight);
+    add_input(x + d, x_stride, weight, sum, rows);
+  }
+  (end_row(sum[r], panel, out + r * out_stride), ...);
+}
+
+// At most R rows.
 template <int R>
+inline void widen_rows(const float* x, int64_t x_stride, int64_t rows, const Panel& panel, Prefetch& next, float* out,
+                       int64_t out_stride) {
+  if (rows == R) return widen_tile(x, x_stride, panel, next, out, out_stride, std::make_integer_sequence<int, R>());
+  if constexpr (R > 1) widen_rows<R - 1>(x, x_stride, rows, panel, next, out, out_stride);
+}
+
+// Any number of rows. The last are divided evenly: a tile of few takes as long as one of more, waiting for its sums.
 inline void widen_tiles(const float* x, int64_t x_stride, int64_t rows, const Panel& panel, Prefetch& next, float* out,
                         int64_t out_stride) {
-  for (; rows >= R; rows -= R, x += R * x_stride, out += R * out_stride) widen_tile<R>(x, x_stride, panel, next, out, out_stride);
-  if constexpr (R > 1) {
-    if (rows) widen_tiles<R - 1>(x, x_stride, rows, panel, next, out, out_stride);
+  while (rows) {
+    const int64_t some = rows <= kWidenRows ? rows : rows < 2 * kWidenRows ? (rows + 1) / 2 : kWidenRows;
+    widen_rows<kWidenRows>(x, x_stride, some, panel, next, out, out_stride);
+    rows -= some, x += some * x_stride, out += some * out_stride;
   }
 }
 
 // Number of inputs whose weights are widened at once for all rows: 96 kB of the L2 cache. Fewer would fit in the L1 cache, but sums
 // are loaded and stored again for each part.
 constexpr int64_t kWideInputs = 768;
-// Smallest number of rows for which that is faster: with AVX-512 it saves a sixteenth of the time at 64 rows, an eighth at 96 and
-// more; not measured elsewhere.
-constexpr int64_t kWidenOnceRows = 4 * kWidenRows;
+// Smallest number of rows for which that is faster.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int64_t kWidenOnceRows = INT64_MAX;  // units that multiply are not the ones that widen
+#else
+constexpr int64_t kWidenOnceRows = 48;  // with AVX-512 it saves a sixteenth of the time at 64 rows, an eighth at 96 and more
+#endif
 
-// out = sums + R rows of n inputs times their weights. x: [R, n], weight: [n, kPanel], sums: [R, kPanel] or null for zeros, and may be
-// out: [R, kPanel].
-template <int R>
+// out = sums + rows of n inputs times their weights. x: [rows, n], weight: [n, kPanel], sums: [rows, kPanel] or null for zeros, and may be
+// out: [rows, kPanel].
+template <int... r>
 inline void wide_tile(const float* x, int64_t x_stride, const float* weight, int64_t n, const float* sums, int64_t sums_stride,
-                      float* out, int64_t out_stride) {
-  rf sum[R][kPanelRegisters];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++) {
-#pragma GCC unroll 16
-    for (int v = 0; v < kPanelRegisters; v++) {
-      if (sums) std::memcpy(&sum[r][v], sums + r * sums_stride + v * kRegisterLanes, sizeof(rf));
-      else sum[r][v] = rf{};
-    }
-  }
+                      float* out, int64_t out_stride, std::integer_sequence<int, r...> rows) {
+  rf sum[sizeof...(r)][kPanelRegisters];
+  (begin_row(sums ? sums + r * sums_stride : nullptr, sum[r]), ...);
   for (int64_t d = 0; d < n; d++) {
-#pragma GCC unroll 16
-    for (int v = 0; v < kPanelRegisters; v += kWidenAtOnce) {
-      rf factors[kWidenAtOnce];
-      std::memcpy(factors, weight + d * kPanel + v * kRegisterLanes, sizeof factors);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; r++) {
-#pragma GCC unroll 16
-        for (int i = 0; i < kWidenAtOnce; i++) sum[r][v + i] += x[r * x_stride + d] * factors[i];
-      }
-    }
+    rf factors[kPanelRegisters];
+    std::memcpy(factors, weight + d * kPanel, sizeof factors);
+    add_input(x + d, x_stride, factors, sum, rows);
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++) std::memcpy(out + r * out_stride, sum[r], sizeof sum[r]);
+  (end_row(sum[r], out + r * out_stride), ...);
 }
 
 template <int R>
 inline void wide_tiles(const float* x, int64_t x_stride, int64_t rows, const float* weight, int64_t n, const float* sums,
                        int64_t sums_stride, float* out, int64_t out_stride) {
   for (; rows >= R; rows -= R, x += R * x_stride, sums += sums ? R * sums_stride : 0, out += R * out_stride) {
-    wide_tile<R>(x, x_stride, weight, n, sums, sums_stride, out, out_stride);
+    wide_tile(x, x_stride, weight, n, sums, sums_stride, out, out_stride, std::make_integer_sequence<int, R>());
   }
   if constexpr (R > 1) {
     if (rows) wide_tiles<R - 1>(x, x_stride, rows, weight, n, sums, sums_stride, out, out_stride);
