@@ -61,4 +61,17 @@ inline void share_items(int64_t num_items, const Compute& compute) {
   if (taken >= 0) compute(taken, taken);
 }
 
+// A product of fewer rows takes as long as reading the weights from memory.
+constexpr int64_t kFewRows = 4;
+
+// Calls multiply(panel, next panel or the same, first row, rows) for each panel and each block of rows, distributed over the
+// threads.
+template <class Multiply>
+void share_panels(int64_t num_panels, int64_t rows, int64_t row_block, const Multiply& multiply) {
+  share_items(num_panels * ((rows + row_block - 1) / row_block), [&](int64_t item, int64_t next) {
+    const int64_t row = item / num_panels * row_block;
+    multiply(item % num_panels, next % num_panels, row, std::min(row_block, rows - row));
+  });
+}
+
 }  // namespace triptych

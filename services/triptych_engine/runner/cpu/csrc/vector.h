@@ -34,6 +34,10 @@ typedef int32_t rs __attribute__((vector_size(kRegisterLanes * 4)));
 typedef uint32_t ru __attribute__((vector_size(kRegisterLanes * 4)));
 constexpr int kRegisters = kLanes / kRegisterLanes;  // of a vf
 
+// How many of the rows that are left a tile of at most `most` takes. The last two share what is left: a tile of few rows takes as long as
+// one of more, waiting for its sums.
+inline int64_t tile_rows(int64_t rows, int64_t most) { return rows <= most ? rows : rows < 2 * most ? (rows + 1) / 2 : most; }
+
 struct bf16 {
   uint16_t bits;
 };
@@ -47,6 +51,17 @@ inline auto register_iota() {
   std::memcpy(&first, &all, sizeof first);
   return first;
 }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// sum += x * weight, two registers, rounded once. In a tile of sums, GCC would read the x of all rows first, run out of the 16 registers and keep sums in
+// memory.
+[[gnu::always_inline]] inline void add_two_products(const float& x, const rf* weight, rf* sum) {
+  rf factor;
+  __asm__("vbroadcastss %3, %2\n\tvfmadd231ps %2, %4, %0\n\tvfmadd231ps %2, %5, %1"
+          : "+x"(sum[0]), "+x"(sum[1]), "=&x"(factor)
+          : "m"(x), "x"(weight[0]), "x"(weight[1]));
+}
+#endif
 
 inline vf joined(const rf (&parts)[kRegisters]) {
   vf v;

@@ -17,16 +17,6 @@ namespace triptych {
 constexpr int64_t kWideRowBlock = 96;
 [[maybe_unused]] constexpr int64_t kRoundedRowBlock = 512;
 
-// Calls multiply(panel, next panel or the same, first row, rows) for each panel and each block of rows, distributed over the
-// threads.
-template <class Multiply>
-void share_panels(int64_t num_panels, int64_t rows, int64_t row_block, const Multiply& multiply) {
-  share_items(num_panels * ((rows + row_block - 1) / row_block), [&](int64_t item, int64_t next) {
-    const int64_t row = item / num_panels * row_block;
-    multiply(item % num_panels, next % num_panels, row, std::min(row_block, rows - row));
-  });
-}
-
 void Bf16Format::linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
                                int64_t rows) {
 #if defined(TRIPTYCH_BF16_DOT)

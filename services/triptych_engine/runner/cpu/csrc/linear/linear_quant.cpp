@@ -24,7 +24,7 @@ namespace {
 constexpr int64_t kQuantRowBlock = kExactRows;
 
 // Products with weights of 8 bits and at least so many rows are faster in fp32 on CPUs that cannot multiply bytes and add the products.
-constexpr int64_t kWideRows = 16;
+constexpr int64_t kWideRows = 12;
 template <class Format>
 constexpr bool kIsFasterWide = !kDotsBytes && Format::kBits == 8 && !Format::kIsFloat;
 
@@ -68,8 +68,8 @@ inline void add_part(const uint32_t* x, int64_t x_words, int64_t in, int64_t g, 
 
 // R rows of prepared inputs times one panel.
 template <class Format, int R>
-inline void quant_tile(const uint32_t* x, int64_t x_words, int64_t in, const QuantPanel& panel, const float* bias, float* out,
-                       int64_t out_stride) {
+inline void quant_tile(const uint32_t* x, int64_t x_words, int64_t in, const QuantPanel& panel, const float* bias, Prefetch& next,
+                       float* out, int64_t out_stride) {
   Sums<R> sums;
   sums.begin();
   const int64_t groups = num_quant_groups(in);
@@ -79,6 +79,7 @@ inline void quant_tile(const uint32_t* x, int64_t x_words, int64_t in, const Qua
     read_header<Format>(block, header);
     const int64_t end = std::min(begin + Format::kGroups, groups);
     for (int64_t g = begin; g < end; g++) {
+      if (R >= kQuantRows / 2) next.step();
       add_part<Format, R, 0>(x, x_words, in, g, block + Format::kHeaderWords + (g - begin) * Format::kGroupWords, header, sums);
     }
   }
@@ -88,12 +89,12 @@ inline void quant_tile(const uint32_t* x, int64_t x_words, int64_t in, const Qua
 
 template <class Format, int R>
 inline void quant_tiles(const uint32_t* x, int64_t x_words, int64_t rows, int64_t in, const QuantPanel& panel, const float* bias,
-                        float* out, int64_t out_stride) {
+                        Prefetch& next, float* out, int64_t out_stride) {
   for (; rows >= R; rows -= R, x += R * x_words, out += R * out_stride) {
-    quant_tile<Format, R>(x, x_words, in, panel, bias, out, out_stride);
+    quant_tile<Format, R>(x, x_words, in, panel, bias, next, out, out_stride);
   }
   if constexpr (R > 1) {
-    if (rows) quant_tiles<Format, R / 2>(x, x_words, rows, in, panel, bias, out, out_stride);
+    if (rows) quant_tiles<Format, R / 2>(x, x_words, rows, in, panel, bias, next, out, out_stride);
   }
 }
 
@@ -116,30 +117,40 @@ void linear(const float* x, int64_t x_stride, const PackedWeight& w, float* out,
   });
 }
 
+int64_t bytes_of(const QuantPanel& panel, int64_t in_features) {
+  return with_quant_format(panel.format, [&](auto format) { return decltype(format)::panel_words(in_features) * 4; });
+}
+
 // fast: as FastQuantFormat may.
 void panels_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out, int64_t rows, bool fast) {
   const QuantPanel* panels = (const QuantPanel*)w.weight;
   const int64_t words = MixedQuantFormat::num_prepared_words(w.in_features);
-  for (int64_t row = 0; row < rows; row += kQuantRowBlock) {
-    const int64_t num_rows = std::min(kQuantRowBlock, rows - row);
-    // Four adjacent panels at a time: reading is fastest in long runs.
+  const auto multiply = [&](int64_t p, Prefetch& next, int64_t row, int64_t num_rows) {
+    const QuantPanel& panel = panels[p];
+    const float* bias = w.bias ? w.bias + p * kQuantPanel : nullptr;
+    float* first = out + row * w.out_features + panel.first;
+    with_quant_format(panel.format, [&](auto format) {
+      using Format = decltype(format);
+      if constexpr (Format::kIsFloat) {
+        float_tiles<Format>(x + row * x_stride, x_stride, num_rows, w.in_features, panel, bias, next, first, w.out_features);
+      } else if (kIsFasterWide<Format> && fast && num_rows >= kWideRows) {
+        exact_tile<Format>(x + row * x_stride, x_stride, num_rows, w.in_features, panel, bias, next, first, w.out_features);
+      } else {
+        quant_tiles<Format, kQuantRows>(prepared + row * words, words, num_rows, w.in_features, panel, bias, next, first, w.out_features);
+      }
+    });
+  };
+  if (rows < kFewRows) {  // four adjacent panels at a time: reading is fastest in long runs
+    Prefetch none;
 #pragma omp for schedule(dynamic, 4) nowait
-    for (int64_t p = 0; p < w.num_quant_panels; p++) {
-      const QuantPanel& panel = panels[p];
-      with_quant_format(panel.format, [&](auto format) {
-        using Format = decltype(format);
-        const float* bias = w.bias ? w.bias + p * kQuantPanel : nullptr;
-        float* first = out + row * w.out_features + panel.first;
-        if constexpr (Format::kIsFloat) {
-          float_tiles<Format>(x + row * x_stride, x_stride, num_rows, w.in_features, panel, bias, first, w.out_features);
-        } else if (kIsFasterWide<Format> && fast && num_rows >= kWideRows) {
-          exact_tile<Format>(x + row * x_stride, x_stride, num_rows, w.in_features, panel, bias, first, w.out_features);
-        } else {
-          quant_tiles<Format, kQuantRows>(prepared + row * words, words, num_rows, w.in_features, panel, bias, first, w.out_features);
-        }
-      });
-    }
+    for (int64_t p = 0; p < w.num_quant_panels; p++) multiply(p, none, 0, rows);
+    return;
   }
+  share_panels(w.num_quant_panels, rows, kQuantRowBlock, [&](int64_t p, int64_t next, int64_t row, int64_t num_rows) {
+    Prefetch prefetch;
+    if (next != p) prefetch = Prefetch(panels[next].data, bytes_of(panels[next], w.in_features), num_quant_groups(w.in_features));
+    multiply(p, prefetch, row, num_rows);
+  });
 }
 
 }  // namespace
@@ -227,10 +238,11 @@ void triptych_linear_quant_exact(const float* x, int64_t x_stride, const void* p
 #pragma omp parallel for schedule(dynamic, 4)
   for (int64_t p = 0; p < num_panels; p++) {
     const QuantPanel& panel = ((const QuantPanel*)panels)[p];
+    Prefetch none;
     with_quant_format(panel.format, [&](auto f) {
       for (int64_t r = 0; r < rows; r += kExactRows) {
         exact_tile<decltype(f)>(x + r * x_stride, x_stride, std::min(kExactRows, rows - r), in_features, panel,
-                                bias ? bias + p * kQuantPanel : nullptr, out + r * out_features + panel.first, out_features);
+                                bias ? bias + p * kQuantPanel : nullptr, none, out + r * out_features + panel.first, out_features);
       }
     });
   }

@@ -8,9 +8,6 @@
 
 namespace triptych {
 
-// A product of fewer rows takes as long as reading the weights from memory.
-constexpr int64_t kFewRows = 4;
-
 // Rows of a tile, whose sums fit in the registers beside a panel's weights and an input.
 #if defined(__AVX512F__)
 constexpr int kWidenRows = 12;  // 24 sums in 32 registers
@@ -26,13 +23,7 @@ constexpr int kPanelRegisters = kPanel / kRegisterLanes;
 // sum += x * weight.
 [[gnu::always_inline]] inline void add_product(const float& x, const rf (&weight)[kPanelRegisters], rf (&sum)[kPanelRegisters]) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  if constexpr (kPanelRegisters == 2) {  // else GCC reads the inputs of all rows first, runs out of the 16 registers and keeps sums in memory
-    rf input;
-    __asm__("vbroadcastss %3, %2\n\tvfmadd231ps %2, %4, %0\n\tvfmadd231ps %2, %5, %1"
-            : "+x"(sum[0]), "+x"(sum[1]), "=&x"(input)
-            : "m"(x), "x"(weight[0]), "x"(weight[1]));
-    return;
-  }
+  if constexpr (kPanelRegisters == 2) return add_two_products(x, weight, sum);
 #endif
 #pragma GCC unroll 16
   for (int v = 0; v < kPanelRegisters; v++) sum[v] += x * weight[v];
@@ -107,11 +98,11 @@ inline void widen_rows(const float* x, int64_t x_stride, int64_t rows, const Pan
   if constexpr (R > 1) widen_rows<R - 1>(x, x_stride, rows, panel, next, out, out_stride);
 }
 
-// Any number of rows. The last are divided evenly: a tile of few takes as long as one of more, waiting for its sums.
+// Any number of rows.
 inline void widen_tiles(const float* x, int64_t x_stride, int64_t rows, const Panel& panel, Prefetch& next, float* out,
                         int64_t out_stride) {
   while (rows) {
-    const int64_t some = rows <= kWidenRows ? rows : rows < 2 * kWidenRows ? (rows + 1) / 2 : kWidenRows;
+    const int64_t some = tile_rows(rows, kWidenRows);
     widen_rows<kWidenRows>(x, x_stride, some, panel, next, out, out_stride);
     rows -= some, x += some * x_stride, out += some * out_stride;
   }

@@ -39,7 +39,7 @@ struct PartSums {
   // x: the group in the first prepared row, and its pairs; x_words apart from row to row.
   inline void compute(const uint32_t* x, const uint32_t* pairs, int64_t x_words, const uint32_t* words) {
 #if !defined(TRIPTYCH_DOT_BYTES)
-    if constexpr (Format::kBits == 8) return multiply_pairs(pairs, x_words, words);
+    if constexpr (Format::kBits == 8) return quads(pairs, x_words, words, std::make_integer_sequence<int, kQuads>());
 #endif
     subgroups(x, x_words, words, std::make_integer_sequence<int, kQuads / 2>());
   }
@@ -79,27 +79,30 @@ struct PartSums {
   }
 
 #if !defined(TRIPTYCH_DOT_BYTES)
-  inline void multiply_pairs(const uint32_t* pairs, int64_t x_words, const uint32_t* words) {
+  template <int... k>
+  inline void quads(const uint32_t* pairs, int64_t x_words, const uint32_t* words, std::integer_sequence<int, k...>) {
+    (quad<kFirst + k, k == 0>(pairs, x_words, words), ...);
+  }
+
+  // One quad, of weights and inputs of 16 bits.
+  template <int k, bool kStarts>
+  inline void quad(const uint32_t* pairs, int64_t x_words, const uint32_t* words) {
     const ri even_mask = splat_word(0x00ff00ff);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
+    ri even[kRegisters], odd[kRegisters];
 #pragma GCC unroll 4
-      for (int i = 0; i < kRegisters; i++) sum[r][i] = ri{};
-#pragma GCC unroll 2
-    for (int k = kFirst; k < kFirst + kQuads; k++) {
-      ri even[kRegisters], odd[kRegisters];
+    for (int i = 0; i < kRegisters; i++) {
+      const ri all = load_words(words + k * kQuantPanel + i * kRegisterLanes);
+      even[i] = and_of(all, even_mask), odd[i] = and_of(shift_right<8>(all), even_mask);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      const uint32_t* row = pairs + r * x_words;
+      const ri first = splat_word(row[2 * k]), second = splat_word(row[2 * k + 1]);
 #pragma GCC unroll 4
       for (int i = 0; i < kRegisters; i++) {
-        const ri all = load_words(words + k * kQuantPanel + i * kRegisterLanes);
-        even[i] = and_of(all, even_mask), odd[i] = and_of(shift_right<8>(all), even_mask);
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < R; r++) {
-        const ri first = splat_word(pairs[r * x_words + 2 * k]), second = splat_word(pairs[r * x_words + 2 * k + 1]);
-#pragma GCC unroll 4
-        for (int i = 0; i < kRegisters; i++) {
-          sum[r][i] = add_words(sum[r][i], add_words(multiply_halves(even[i], first), multiply_halves(odd[i], second)));
-        }
+        const ri products = add_words(multiply_halves(even[i], first), multiply_halves(odd[i], second));
+        sum[r][i] = kStarts ? products : add_words(sum[r][i], products);
+        settle(sum[r][i]);
       }
     }
   }

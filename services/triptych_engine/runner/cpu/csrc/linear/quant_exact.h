@@ -3,7 +3,8 @@
 // Like linear_quant.cpp, it is compiled without contraction of products and sums.
 #pragma once
 
-#include "linear/quant_floats.h"
+#include "linear/quant_bytes.h"
+#include "prefetch.h"
 
 namespace triptych {
 namespace {
@@ -11,12 +12,14 @@ namespace {
 // The weights of a panel's outputs for one group of inputs, as fp32.
 template <class Format>
 inline void widen_group(const uint32_t* panel, int64_t g, float (*wide)[kQuantPanel]) {
-  if constexpr (Format::kIsFloat) {
-    rf scale[kRegisters], weight[kRegisters];
-    const uint8_t* values = floats_at<Format>(panel, g, scale);
-    for (int64_t n = 0; n < kQuantGroup; n++) {
-      widen_floats(values + n * kQuantPanel, scale, weight);
-      std::memcpy(wide[n], weight, sizeof weight);
+  if constexpr (Format::kBits == 8) {
+    rf weight[kRegisters];
+    const ByteGroup<Format> group(panel, g);
+    for (int64_t k = 0; k < kGroupQuads; k++, wide += 4) {
+      group.template widen<0>(k, weight), std::memcpy(wide[0], weight, sizeof weight);
+      group.template widen<1>(k, weight), std::memcpy(wide[1], weight, sizeof weight);
+      group.template widen<2>(k, weight), std::memcpy(wide[2], weight, sizeof weight);
+      group.template widen<3>(k, weight), std::memcpy(wide[3], weight, sizeof weight);
     }
     return;
   }
@@ -48,27 +51,22 @@ inline void widen_group(const uint32_t* panel, int64_t g, float (*wide)[kQuantPa
 
 // sums += R rows of some inputs, in fp32, times their weights. sums: [R][kQuantPanel].
 template <int R>
-inline void add_exact(const float* x, int64_t x_stride, int64_t size, const float (*wide)[kQuantPanel], float* sums) {
+[[gnu::noinline]] void add_exact(const float* x, int64_t x_stride, int64_t size, const float (*wide)[kQuantPanel], float* sums) {
   Sums<R> some;
-  std::memcpy(some.of, sums, sizeof some.of);
+  some.begin(sums);
   for (int64_t n = 0; n < size; n++) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-      for (int i = 0; i < kRegisters; i++) {
-        some.of[r][i] = fma(splat<rf>(x[r * x_stride + n]), load_floats(wide[n] + i * kRegisterLanes), some.of[r][i]);
-      }
+    rf weight[kRegisters];
+    std::memcpy(weight, wide[n], sizeof weight);
+    some.add_input(x + n, x_stride, weight);
   }
-  std::memcpy(sums, some.of, sizeof some.of);
+  some.end(sums);
 }
 
-// The same for any number of rows, R at a time, and those that are left.
+// At most R rows.
 template <int R>
-inline void add_exact_rows(const float* x, int64_t x_stride, int64_t rows, int64_t size, const float (*wide)[kQuantPanel], float* sums) {
-  for (; rows >= R; rows -= R, x += R * x_stride, sums += R * kQuantPanel) add_exact<R>(x, x_stride, size, wide, sums);
-  if constexpr (R > 1) {
-    if (rows) add_exact_rows<R - 1>(x, x_stride, rows, size, wide, sums);
-  }
+inline void add_few_exact(const float* x, int64_t x_stride, int64_t rows, int64_t size, const float (*wide)[kQuantPanel], float* sums) {
+  if (rows == R) return add_exact<R>(x, x_stride, size, wide, sums);
+  if constexpr (R > 1) add_few_exact<R - 1>(x, x_stride, rows, size, wide, sums);
 }
 
 // Rows of inputs in fp32 times one panel. The weights of some groups are widened once for all rows: 48 kB of the L2 cache. Fewer would fit
@@ -76,8 +74,8 @@ inline void add_exact_rows(const float* x, int64_t x_stride, int64_t rows, int64
 constexpr int64_t kExactRows = 96, kExactGroups = 24;
 
 template <class Format>
-void exact_tile(const float* x, int64_t x_stride, int64_t rows, int64_t in, const QuantPanel& panel, const float* bias, float* out,
-                int64_t out_stride) {
+void exact_tile(const float* x, int64_t x_stride, int64_t rows, int64_t in, const QuantPanel& panel, const float* bias, Prefetch& next,
+                float* out, int64_t out_stride) {
   alignas(64) float sums[kExactRows][kQuantPanel], wide[kExactGroups * kQuantGroup][kQuantPanel];
   for (int64_t r = 0; r < rows; r++) {
     if (bias) std::memcpy(sums[r], bias, sizeof sums[r]);
@@ -85,9 +83,16 @@ void exact_tile(const float* x, int64_t x_stride, int64_t rows, int64_t in, cons
   }
   for (int64_t first = 0; first < num_quant_groups(in); first += kExactGroups) {
     const int64_t groups = std::min(kExactGroups, num_quant_groups(in) - first);
-    for (int64_t g = 0; g < groups; g++) widen_group<Format>(panel.data, first + g, wide + g * kQuantGroup);
+    for (int64_t g = 0; g < groups; g++) {
+      next.step();
+      widen_group<Format>(panel.data, first + g, wide + g * kQuantGroup);
+    }
     const int64_t begin = first * kQuantGroup, size = std::min(groups * kQuantGroup, in - begin);
-    add_exact_rows<kFloatRows>(x + begin, x_stride, rows, size, wide, sums[0]);
+    for (int64_t r = 0; r < rows;) {
+      const int64_t some = tile_rows(rows - r, kFloatRows);
+      add_few_exact<kFloatRows>(x + r * x_stride + begin, x_stride, some, size, wide, sums[r]);
+      r += some;
+    }
   }
   for (int64_t r = 0; r < rows; r++) std::memcpy(out + r * out_stride, sums[r], panel.columns * sizeof(float));
 }
@@ -100,14 +105,21 @@ inline void few_float_rows(const float* x, int64_t x_stride, int64_t rows, int64
   if constexpr (R > 1) few_float_rows<Format, R - 1>(x, x_stride, rows, in, panel, bias, out, out_stride);
 }
 
-// Any number of rows. The weights of many are widened into memory, once for all of them.
+// At most so many. With AVX2, weights of more rows than two are better widened into memory, once for all of them.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int kFewFloatRows = 2;
+#else
+constexpr int kFewFloatRows = kFloatRows;
+#endif
+
+// Any number of rows.
 template <class Format>
-inline void float_tiles(const float* x, int64_t x_stride, int64_t rows, int64_t in, const QuantPanel& panel, const float* bias, float* out,
-                        int64_t out_stride) {
-  for (; rows > kFloatRows; rows -= kExactRows, x += kExactRows * x_stride, out += kExactRows * out_stride) {
-    exact_tile<Format>(x, x_stride, std::min(kExactRows, rows), in, panel, bias, out, out_stride);
+inline void float_tiles(const float* x, int64_t x_stride, int64_t rows, int64_t in, const QuantPanel& panel, const float* bias,
+                        Prefetch& next, float* out, int64_t out_stride) {
+  for (; rows > kFewFloatRows; rows -= kExactRows, x += kExactRows * x_stride, out += kExactRows * out_stride) {
+    exact_tile<Format>(x, x_stride, std::min(kExactRows, rows), in, panel, bias, next, out, out_stride);
   }
-  few_float_rows<Format, kFloatRows>(x, x_stride, rows, in, panel, bias, out, out_stride);
+  few_float_rows<Format, kFewFloatRows>(x, x_stride, rows, in, panel, bias, out, out_stride);
 }
 
 // Writes the weights of one output, of all inputs, as fp32.

@@ -21,7 +21,7 @@ void pack_output(const Unpacked& given, int64_t row, int64_t in, uint32_t* panel
   const int64_t blocks = (in + Format::kBlock - 1) / Format::kBlock, groups = num_quant_groups(in);
   for (int64_t b = 0; b < blocks; b++) {
     uint32_t* block = panel + b * Format::kBlockWords;
-    if constexpr (Format::kIsFloat) ((float*)block)[lane] = ((const float*)given.scales)[row * blocks + b] * 256;  // see quant_floats.h
+    if constexpr (Format::kIsFloat) ((float*)block)[lane] = ((const float*)given.scales)[row * blocks + b] * 256;  // see quant_bytes.h
     else ((uint16_t*)block)[lane] = ((const uint16_t*)given.scales)[row * blocks + b];
     if constexpr (Format::kMinimum == Minimum::kHalf) {
       ((uint16_t*)(block + kQuantPanel / 2))[lane] = ((const uint16_t*)given.minimums)[row * blocks + b];

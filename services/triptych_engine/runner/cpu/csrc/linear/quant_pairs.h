@@ -7,7 +7,7 @@
 
 #include "bf16_instructions.h"
 #include "linear/quant_dot.h"
-#include "linear/quant_floats.h"
+#include "linear/quant_bytes.h"
 
 #if defined(TRIPTYCH_BF16_TILES)
 
@@ -141,9 +141,10 @@ inline void widen_two_floats(const uint8_t* values, const rf (&scale)[kRegisters
 template <class Format>
 inline void group_in_pairs(const uint32_t* panel, int64_t g, uint32_t* pairs, int64_t stride) {
   if constexpr (Format::kIsFloat) {
+    const ByteGroup<Format> group(panel, g);
+    const uint8_t* values = (const uint8_t*)group.words;
     rf scale[kRegisters], low[kRegisters], high[kRegisters];
-    const uint8_t* values = floats_at<Format>(panel, g, scale);
-    for (int i = 0; i < kRegisters; i++) scale[i] *= kCut;
+    for (int i = 0; i < kRegisters; i++) scale[i] = group.header.scale[i] * kCut;
 #pragma GCC unroll 4
     for (int64_t n = 0; n < kQuantGroup; n += 2) {
       widen_two_floats(values + n * kQuantPanel, scale, low, high);
