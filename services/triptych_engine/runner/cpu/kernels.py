@@ -259,7 +259,7 @@ def _multiplies(kernels: CpuKernels) -> bool:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(70, 100, generator=generator).bfloat16()
     packed = kernels.pack_linear(weight)
-    for num_rows in (1, 6, 45):  # each uses a different method
+    for num_rows in (1, 6, 45):  # each may be computed in another way
         x = torch.randn(num_rows, 100, generator=generator).bfloat16().float()
         if not torch.allclose(kernels.linear(x, packed, None, 70), x @ weight.float().T, rtol=1e-3, atol=1e-3):
             return False

@@ -38,7 +38,7 @@ def test_silu_mul(kernels: CpuKernels, size: int):
     bias=st.booleans(),
     gap=st.integers(0, 3),
 )
-@example(rows=100, in_features=1601, out_features=70, bias=True, gap=1)  # in parts
+@example(rows=100, in_features=1601, out_features=70, bias=True, gap=1)  # in parts, with AVX-512
 @settings(max_examples=60)
 def test_linear(emulating: Callable[[str], CpuKernels], rows: int, in_features: int, out_features: int, bias: bool, gap: int):
     kernels = emulating("fp32")  # the other methods round inputs: test_linear_bf16.py

@@ -53,12 +53,12 @@ inline auto register_iota() {
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// sum += x * weight, two registers, rounded once. In a tile of sums, GCC would read the x of all rows first, run out of the 16 registers and keep sums in
-// memory.
+// sum += x * weight, two registers, rounded once. In a tile of sums, GCC would read the x of all rows first, run out of the 16
+// registers and keep sums in memory.
 [[gnu::always_inline]] inline void add_two_products(const float& x, const rf* weight, rf* sum) {
   rf factor;
   __asm__("vbroadcastss %3, %2\n\tvfmadd231ps %2, %4, %0\n\tvfmadd231ps %2, %5, %1"
-          : "+x"(sum[0]), "+x"(sum[1]), "=&x"(factor)
+          : "+&x"(sum[0]), "+&x"(sum[1]), "=&x"(factor)
           : "m"(x), "x"(weight[0]), "x"(weight[1]));
 }
 #endif

@@ -223,6 +223,7 @@ struct Fp32Products {
       if (n + NB > groups) {
         scores_rows<T, 1>(q, tile.rows, D, keys, a.block_size, scores);
       } else if (kPerWord<T> > 1 && tile.rows > kScoreRows) {
+        static_assert(NB * kLanes <= kPanel);
         float* wide = (float*)s.panel;
         const float* widened[NB];
         for (int i = 0; i < NB; i++) {

@@ -81,13 +81,13 @@ void WideFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t*
     const float* inputs = x + row * x_stride;
     float* to = out + row * w.out_features + p * kPanel;
     if (num_rows >= kWidenOnceRows && panel.columns == kPanel) {
-      widen_once(inputs, x_stride, num_rows, panel, to, w.out_features);
+      widen_once(inputs, x_stride, num_rows, panel, next, to, w.out_features);
     } else {
       widen_tiles(inputs, x_stride, num_rows, panel, next, to, w.out_features);
     }
   };
-  // If a core reads one stream at its full rate, its hardware prefetcher is best for few rows: a thread takes two adjacent panels at a
-  // time. With more rows, the next panel is read while they are multiplied.
+  // Where a core reads one stream at its full rate, the next panel is read while many rows are multiplied, and the hardware prefetcher is
+  // best for few rows; where it needs several streams, the next panel is read while few rows are.
   if ((Prefetch::kStreams == 1) == (rows >= kFewRows)) {
     share_panels(w.num_panels(), rows, kWideRowBlock, [&](int64_t p, int64_t next, int64_t row, int64_t num_rows) {
       Prefetch prefetch = next == p ? Prefetch() : w.prefetch(next, num_pairs(w.in_features) / kPairsPerStep);
@@ -96,6 +96,14 @@ void WideFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t*
     return;
   }
   Prefetch none;
+  if (kPanel == kLanes && rows < kFewRows) {
+#pragma omp for schedule(dynamic, 1) nowait
+    for (int64_t p = 0; p < w.num_panels(); p += 2) {
+      if (p + 1 == w.num_panels()) multiply(p, none, 0, rows);
+      else widen_pairs<kFewRows - 1>(x, x_stride, rows, w.panel(p), w.panel(p + 1), out + p * kPanel, w.out_features);
+    }
+    return;
+  }
   for (int64_t row = 0; row < rows; row += kWideRowBlock) {
 #pragma omp for schedule(dynamic, 2) nowait
     for (int64_t p = 0; p < w.num_panels(); p++) multiply(p, none, row, std::min(kWideRowBlock, rows - row));

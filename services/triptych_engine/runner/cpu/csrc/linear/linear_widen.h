@@ -90,6 +90,43 @@ template <int... r>
   (end_row(sum[r], panel, out + r * out_stride), ...);
 }
 
+// The same with two adjacent panels, for few rows: sums of one panel would wait for each other.
+template <int... r>
+[[gnu::noinline]] void widen_pair(const float* x, int64_t x_stride, const Panel& panel, const Panel& other, float* out, int64_t out_stride,
+                                  std::integer_sequence<int, r...> rows) {
+  rf sum[sizeof...(r)][kPanelRegisters], more[sizeof...(r)][kPanelRegisters], weight[kPanelRegisters];
+  (begin_row(panel.bias, sum[r]), ...);
+  (begin_row(other.bias, more[r]), ...);
+  const uint32_t *pairs = panel.weight, *other_pairs = other.weight;
+  int64_t d = 0;
+  for (; d + 1 < panel.in; d += 2, pairs += kPanel, other_pairs += kPanel) {
+    widen<false>(pairs, weight);
+    add_input(x + d, x_stride, weight, sum, rows);
+    widen<false>(other_pairs, weight);
+    add_input(x + d, x_stride, weight, more, rows);
+    widen<true>(pairs, weight);
+    add_input(x + d + 1, x_stride, weight, sum, rows);
+    widen<true>(other_pairs, weight);
+    add_input(x + d + 1, x_stride, weight, more, rows);
+  }
+  if (d < panel.in) {  // the last input, if their number is odd
+    widen<false>(pairs, weight);
+    add_input(x + d, x_stride, weight, sum, rows);
+    widen<false>(other_pairs, weight);
+    add_input(x + d, x_stride, weight, more, rows);
+  }
+  (end_row(sum[r], panel, out + r * out_stride), ...);
+  (end_row(more[r], other, out + kPanel + r * out_stride), ...);
+}
+
+// At most R rows.
+template <int R>
+inline void widen_pairs(const float* x, int64_t x_stride, int64_t rows, const Panel& panel, const Panel& other, float* out,
+                        int64_t out_stride) {
+  if (rows == R) return widen_pair(x, x_stride, panel, other, out, out_stride, std::make_integer_sequence<int, R>());
+  if constexpr (R > 1) widen_pairs<R - 1>(x, x_stride, rows, panel, other, out, out_stride);
+}
+
 // At most R rows.
 template <int R>
 inline void widen_rows(const float* x, int64_t x_stride, int64_t rows, const Panel& panel, Prefetch& next, float* out,
@@ -108,12 +145,12 @@ inline void widen_tiles(const float* x, int64_t x_stride, int64_t rows, const Pa
   }
 }
 
-// Number of inputs whose weights are widened at once for all rows: 96 kB of the L2 cache. Fewer would fit in the L1 cache, but sums
-// are loaded and stored again for each part.
+// Number of inputs whose weights are widened at once for all rows: 96 kB of the L2 cache with AVX-512. Fewer would fit in the L1
+// cache, but sums are loaded and stored again for each part.
 constexpr int64_t kWideInputs = 768;
 // Smallest number of rows for which that is faster.
 #if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int64_t kWidenOnceRows = INT64_MAX;  // units that multiply are not the ones that widen
+constexpr int64_t kWidenOnceRows = INT64_MAX;  // on a Zen 3, other units widen than those that multiply
 #else
 constexpr int64_t kWidenOnceRows = 48;  // with AVX-512 it saves a sixteenth of the time at 64 rows, an eighth at 96 and more
 #endif
@@ -145,11 +182,13 @@ inline void wide_tiles(const float* x, int64_t x_stride, int64_t rows, const flo
 }
 
 // Like widen_tiles, for many rows and a panel without padding: weights are widened once, not for each tile.
-inline void widen_once(const float* x, int64_t x_stride, int64_t rows, const Panel& panel, float* out, int64_t out_stride) {
+inline void widen_once(const float* x, int64_t x_stride, int64_t rows, const Panel& panel, Prefetch& next, float* out,
+                       int64_t out_stride) {
   alignas(64) float wide[kWideInputs * kPanel];
   for (int64_t begin = 0; begin < panel.in; begin += kWideInputs) {
     const int64_t n = std::min(kWideInputs, panel.in - begin);
     for (int64_t d = 0; d < n; d += 2) {  // weights are padded to an even number of inputs
+      if (d % (2 * kPairsPerStep) == 0) next.step();
       for (int64_t v = 0; v < kPanel; v += kLanes) {
         const vu pair = load(panel.weight + (begin + d) / 2 * kPanel + v);
         store(wide + d * kPanel + v, (vf)(pair << 16));

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "linear/quant_sums.h"
+#include "prefetch.h"
 
 namespace triptych {
 namespace {
@@ -62,12 +63,13 @@ struct ByteGroup {
 
 // R rows of inputs in fp32 times one panel of floats. The same sums in the same order as exact_tile's, without storing the widened weights.
 template <class Format, int R>
-[[gnu::noinline]] void float_tile(const float* x, int64_t x_stride, int64_t in, const QuantPanel& panel, const float* bias, float* out,
-                                  int64_t out_stride) {
+[[gnu::noinline]] void float_tile(const float* x, int64_t x_stride, int64_t in, const QuantPanel& panel, const float* bias, Prefetch& next,
+                                  float* out, int64_t out_stride) {
   Sums<R> sums;
   sums.begin();
   if (bias) sums.add(bias);
   for (int64_t g = 0; g < num_quant_groups(in); g++) {
+    if (R >= kFewRows) next.step();
     const ByteGroup<Format> group(panel.data, g);
     const uint8_t* values = (const uint8_t*)group.words;
     const int64_t begin = g * kQuantGroup, end = std::min(begin + kQuantGroup, in);

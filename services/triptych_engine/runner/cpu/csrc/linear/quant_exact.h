@@ -4,7 +4,6 @@
 #pragma once
 
 #include "linear/quant_bytes.h"
-#include "prefetch.h"
 
 namespace triptych {
 namespace {
@@ -100,9 +99,9 @@ void exact_tile(const float* x, int64_t x_stride, int64_t rows, int64_t in, cons
 // At most R rows in fp32 times one panel of floats, which are widened in registers.
 template <class Format, int R>
 inline void few_float_rows(const float* x, int64_t x_stride, int64_t rows, int64_t in, const QuantPanel& panel, const float* bias,
-                           float* out, int64_t out_stride) {
-  if (rows == R) return float_tile<Format, R>(x, x_stride, in, panel, bias, out, out_stride);
-  if constexpr (R > 1) few_float_rows<Format, R - 1>(x, x_stride, rows, in, panel, bias, out, out_stride);
+                           Prefetch& next, float* out, int64_t out_stride) {
+  if (rows == R) return float_tile<Format, R>(x, x_stride, in, panel, bias, next, out, out_stride);
+  if constexpr (R > 1) few_float_rows<Format, R - 1>(x, x_stride, rows, in, panel, bias, next, out, out_stride);
 }
 
 // At most so many. With AVX2, weights of more rows than two are better widened into memory, once for all of them.
@@ -119,7 +118,7 @@ inline void float_tiles(const float* x, int64_t x_stride, int64_t rows, int64_t 
   for (; rows > kFewFloatRows; rows -= kExactRows, x += kExactRows * x_stride, out += kExactRows * out_stride) {
     exact_tile<Format>(x, x_stride, std::min(kExactRows, rows), in, panel, bias, next, out, out_stride);
   }
-  few_float_rows<Format, kFewFloatRows>(x, x_stride, rows, in, panel, bias, out, out_stride);
+  few_float_rows<Format, kFewFloatRows>(x, x_stride, rows, in, panel, bias, next, out, out_stride);
 }
 
 // Writes the weights of one output, of all inputs, as fp32.

@@ -44,9 +44,13 @@ struct Sums {
   [[gnu::always_inline]] inline void begin(const float* sums) { begin(sums, kRows); }
   [[gnu::always_inline]] inline void add(const float* bias) { add(bias, kRows); }
   // An input of each row, times its weights.
-  [[gnu::always_inline]] inline void add_input(const float* x, int64_t x_stride, const rf (&weight)[kRegisters]) { add_input(x, x_stride, weight, kRows); }
+  [[gnu::always_inline]] inline void add_input(const float* x, int64_t x_stride, const rf (&weight)[kRegisters]) {
+    add_input(x, x_stride, weight, kRows);
+  }
   [[gnu::always_inline]] inline void end(float* sums) const { end(sums, kRows); }
-  [[gnu::always_inline]] inline void end(const QuantPanel& panel, float* out, int64_t out_stride) const { end(panel, out, out_stride, kRows); }
+  [[gnu::always_inline]] inline void end(const QuantPanel& panel, float* out, int64_t out_stride) const {
+    end(panel, out, out_stride, kRows);
+  }
 
  private:
   static constexpr auto kRows = std::make_integer_sequence<int, R>();
@@ -55,15 +59,20 @@ struct Sums {
   template <int... r>
   [[gnu::always_inline]] inline void begin(std::integer_sequence<int, r...>) { (begin_row(of[r]), ...); }
   template <int... r>
-  [[gnu::always_inline]] inline void begin(const float* sums, std::integer_sequence<int, r...>) { (load_row(of[r], sums + r * kQuantPanel), ...); }
+  [[gnu::always_inline]] inline void begin(const float* sums, std::integer_sequence<int, r...>) {
+    (load_row(of[r], sums + r * kQuantPanel), ...);
+  }
   template <int... r>
   [[gnu::always_inline]] inline void add(const float* bias, std::integer_sequence<int, r...>) { (add_row(of[r], bias), ...); }
   template <int... r>
-  [[gnu::always_inline]] inline void add_input(const float* x, int64_t x_stride, const rf (&weight)[kRegisters], std::integer_sequence<int, r...>) {
+  [[gnu::always_inline]] inline void add_input(const float* x, int64_t x_stride, const rf (&weight)[kRegisters],
+                                               std::integer_sequence<int, r...>) {
     (add_product(x[r * x_stride], weight, of[r]), ...);
   }
   template <int... r>
-  [[gnu::always_inline]] inline void end(float* sums, std::integer_sequence<int, r...>) const { (store_row(of[r], sums + r * kQuantPanel), ...); }
+  [[gnu::always_inline]] inline void end(float* sums, std::integer_sequence<int, r...>) const {
+    (store_row(of[r], sums + r * kQuantPanel), ...);
+  }
   template <int... r>
   [[gnu::always_inline]] inline void end(const QuantPanel& panel, float* out, int64_t out_stride, std::integer_sequence<int, r...>) const {
     (end_row(of[r], panel, out + r * out_stride), ...);
