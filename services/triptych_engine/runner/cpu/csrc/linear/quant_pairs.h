@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "bf16_instructions.h"
-#include "linear/quant_dot.h"
 #include "linear/quant_bytes.h"
+#include "linear/quant_dot.h"
 
 #if defined(TRIPTYCH_BF16_TILES)
 
