@@ -7,8 +7,10 @@
 #include <cstdlib>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace triptych {
@@ -34,10 +36,6 @@ typedef int32_t rs __attribute__((vector_size(kRegisterLanes * 4)));
 typedef uint32_t ru __attribute__((vector_size(kRegisterLanes * 4)));
 constexpr int kRegisters = kLanes / kRegisterLanes;  // of a vf
 
-// How many of the rows that are left a tile of at most `most` takes. The last two share what is left: a tile of few rows takes as long as
-// one of more, waiting for its sums.
-inline int64_t tile_rows(int64_t rows, int64_t most) { return rows <= most ? rows : rows < 2 * most ? (rows + 1) / 2 : most; }
-
 struct bf16 {
   uint16_t bits;
 };
@@ -50,6 +48,17 @@ inline auto register_iota() {
   decltype(rf{} < rf{}) first;
   std::memcpy(&first, &all, sizeof first);
   return first;
+}
+
+// a * b + c, rounded once.
+inline rf fma(rf a, rf b, rf c) {
+#if defined(__AVX512F__)
+  return (rf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (rf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return (rf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#endif
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)

@@ -4,6 +4,7 @@
 
 #include "attention/attention_tile.h"
 #include "linear/quant_instructions.h"
+#include "sums.h"
 
 namespace triptych {
 
@@ -35,44 +36,27 @@ inline rf load_part(const q8* from, int i, int p) {
 
 // scores[r][0..16*NB) = q[r] . K for R rows and NB groups of 16 keys. q: [R, D], D a multiple of kPerWord<T>.
 template <class T, int R, int NB>
-inline void scores_kernel(const float* q, int64_t D, const T* const* keys, int key_stride, float* scores) {
+[[gnu::noinline]] void scores_kernel(const float* q, int64_t D, const T* const* keys, int key_stride, float* scores) {
   constexpr int P = kPerWord<T>, N = NB * kRegisters;
-  rf acc[R][N];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 16
-    for (int n = 0; n < N; n++) acc[r][n] = rf{};
+  Sums<R, N> sums;
+  sums.begin(nullptr, 0);
   for (int64_t d = 0; d < D; d += P) {
 #pragma GCC unroll 16
     for (int p = 0; p < P; p++) {
       rf k[N];
 #pragma GCC unroll 16
       for (int n = 0; n < N; n++) k[n] = load_part(keys[n / kRegisters] + d * key_stride, n % kRegisters, p);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; r++)
-#pragma GCC unroll 16
-        for (int n = 0; n < N; n++) acc[r][n] += q[r * D + d + p] * k[n];
+      sums.add_input(q + d + p, D, k);
     }
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 16
-    for (int n = 0; n < N; n++) std::memcpy(scores + r * kKeyTile + n * kRegisterLanes, &acc[r][n], sizeof(rf));
+  sums.end(scores, kKeyTile);
 }
 
 template <class T, int NB>
 inline void scores_rows(const float* q, int rows, int64_t D, const T* const* keys, int key_stride, float* scores) {
-  constexpr int kMax = NB >= 2 ? kScoreRows : kScoreRowsOfOne;
-  for (int r = 0; r < rows;) {
-    const float* qr = q + r * D;
-    float* s = scores + r * kKeyTile;
-    const int left = rows - r;
-    if (left >= kMax) { scores_kernel<T, kMax, NB>(qr, D, keys, key_stride, s); r += kMax; }
-    else if (left >= 4) { scores_kernel<T, 4, NB>(qr, D, keys, key_stride, s); r += 4; }
-    else if (left == 3) { scores_kernel<T, 3, NB>(qr, D, keys, key_stride, s); r += 3; }
-    else if (left == 2) { scores_kernel<T, 2, NB>(qr, D, keys, key_stride, s); r += 2; }
-    else { scores_kernel<T, 1, NB>(qr, D, keys, key_stride, s); r += 1; }
-  }
+  share_rows<NB >= 2 ? kScoreRows : kScoreRowsOfOne>(rows, [&](auto R, int64_t r) {
+    scores_kernel<T, R, NB>(q + r * D, D, keys, key_stride, scores + r * kKeyTile);
+  });
 }
 
 // The same of bytes. q: [R, words + 2], words of four numbers, their scale, and 128 times their sum, see prepare_query.
@@ -115,57 +99,42 @@ inline void byte_scores(const uint32_t* q, int64_t words, const q8* const* keys,
 
 template <int NB>
 inline void byte_scores_rows(const uint32_t* q, int rows, int64_t words, const q8* const* keys, int block_size, float* scores) {
-  for (int r = 0; r < rows;) {
-    const uint32_t* qr = q + r * (words + 2);
-    float* s = scores + r * kKeyTile;
-    const int left = rows - r;
-    if (left >= kScoreRows) { byte_scores<kScoreRows, NB>(qr, words, keys, block_size, s); r += kScoreRows; }
-    else if (left >= 3) { byte_scores<3, NB>(qr, words, keys, block_size, s); r += 3; }
-    else { byte_scores<1, NB>(qr, words, keys, block_size, s); r += 1; }
-  }
+  share_rows<kScoreRows>(rows, [&](auto R, int64_t r) {
+    byte_scores<R, NB>(q + r * (words + 2), words, keys, block_size, scores + r * kKeyTile);
+  });
 }
 #endif
 
+// sums[r] += weights[r] * a value. values: its word, at place p of which it is.
+template <class T, int R, int N>
+[[gnu::always_inline]] inline void add_value(const float* weights, const T* values, int p, Sums<R, N>& sums) {
+  rf v[N];
+#pragma GCC unroll 16
+  for (int c = 0; c < N; c++) v[c] = load_part(values, c, p);
+  sums.add_input(weights + p, kKeyTile, v);
+}
+
 // out[r][0..16*C) += weights[r] . V for R rows and n keys of one block, components c and on.
 template <class T, int R, int C>
-inline void values_kernel(const float* weights, const T* values, int n, int c0, int Dv, float* out, int out_stride) {
-  constexpr int P = kPerWord<T>, N = C * kRegisters;
-  rf acc[R][N];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 16
-    for (int c = 0; c < N; c++) std::memcpy(&acc[r][c], out + r * out_stride + c * kRegisterLanes, sizeof(rf));
-  const auto add = [&](int j, int p) {
-    rf v[N];
-#pragma GCC unroll 16
-    for (int c = 0; c < N; c++) v[c] = load_part(values + j * (int64_t)Dv + c0 * P, c, p);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 16
-      for (int c = 0; c < N; c++) acc[r][c] += weights[r * kKeyTile + j + p] * v[c];
-  };
+[[gnu::noinline]] void values_kernel(const float* weights, const T* values, int n, int c, int Dv, float* out, int out_stride) {
+  constexpr int P = kPerWord<T>;
+  Sums<R, C * kRegisters> sums;
+  sums.begin(out, out_stride);
+  values += c * P;
   int j = 0;
-  for (; j + P <= n; j += P)
-    for (int p = 0; p < P; p++) add(j, p);
-  for (int p = 0; p < n - j; p++) add(j, p);  // the other numbers of the last word are undefined
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 16
-    for (int c = 0; c < N; c++) std::memcpy(out + r * out_stride + c * kRegisterLanes, &acc[r][c], sizeof(rf));
+  for (; j + P <= n; j += P, weights += P, values += P * (int64_t)Dv) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) add_value(weights, values, p, sums);
+  }
+  for (int p = 0; p < n - j; p++) add_value(weights, values, p, sums);  // the other numbers of the last word are undefined
+  sums.end(out, out_stride);
 }
 
 template <class T, int C>
 inline void values_rows(const float* weights, int rows, const T* values, int n, int c, int Dv, float* out, int out_stride) {
-  for (int r = 0; r < rows;) {
-    const float* w = weights + r * kKeyTile;
-    float* o = out + r * out_stride + c;
-    const int left = rows - r;
-    if (left >= kValueRows) { values_kernel<T, kValueRows, C>(w, values, n, c, Dv, o, out_stride); r += kValueRows; }
-    else if (left >= 4) { values_kernel<T, 4, C>(w, values, n, c, Dv, o, out_stride); r += 4; }
-    else if (left == 3) { values_kernel<T, 3, C>(w, values, n, c, Dv, o, out_stride); r += 3; }
-    else if (left == 2) { values_kernel<T, 2, C>(w, values, n, c, Dv, o, out_stride); r += 2; }
-    else { values_kernel<T, 1, C>(w, values, n, c, Dv, o, out_stride); r += 1; }
-  }
+  share_rows<kValueRows>(rows, [&](auto R, int64_t r) {
+    values_kernel<T, R, C>(weights + r * kKeyTile, values, n, c, Dv, out + r * out_stride + c, out_stride);
+  });
 }
 
 // A head's part of a block is a few kilobytes, too short for hardware prefetchers. The part of the block that begins this many keys

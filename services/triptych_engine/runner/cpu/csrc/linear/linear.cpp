@@ -100,7 +100,9 @@ void WideFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t*
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t p = 0; p < w.num_panels(); p += 2) {
       if (p + 1 == w.num_panels()) multiply(p, none, 0, rows);
-      else widen_pairs<kFewRows - 1>(x, x_stride, rows, w.panel(p), w.panel(p + 1), out + p * kPanel, w.out_features);
+      else with_rows<kFewRows - 1>(rows, [&](auto R) {
+        widen_pair<R>(x, x_stride, w.panel(p), w.panel(p + 1), out + p * kPanel, w.out_features);
+      });
     }
     return;
   }

@@ -20,6 +20,13 @@
 namespace triptych {
 namespace {
 
+// Rows that share a pass over a panel. Their sums, two weights and an input fit in the registers.
+#if defined(__AVX512F__)
+constexpr int kQuantRows = 8;
+#else
+constexpr int kQuantRows = 4;
+#endif
+
 // Rows that are multiplied by all panels of a thread before the next rows: their inputs stay in the L2 cache.
 constexpr int64_t kQuantRowBlock = kExactRows;
 
@@ -46,7 +53,7 @@ inline bool tiles_rows([[maybe_unused]] int64_t rows) {
 
 template <class Format, int R, int kPart>
 inline void add_part(const uint32_t* x, int64_t x_words, int64_t in, int64_t g, const uint32_t* group, const ScaleAndMinimum& header,
-                     Sums<R>& sums) {
+                     Sums<R, kRegisters>& sums) {
   PartSums<Format, R, kPart> part;
   part.compute(x + g * PreparedRow::kGroupWords, x + num_quant_groups(in) * PreparedRow::kGroupWords + g * PreparedRow::kPairsWords,
                x_words, group);
@@ -70,8 +77,8 @@ inline void add_part(const uint32_t* x, int64_t x_words, int64_t in, int64_t g, 
 template <class Format, int R>
 inline void quant_tile(const uint32_t* x, int64_t x_words, int64_t in, const QuantPanel& panel, const float* bias, Prefetch& next,
                        float* out, int64_t out_stride) {
-  Sums<R> sums;
-  sums.begin();
+  Sums<R, kRegisters> sums;
+  sums.begin(bias, 0);
   const int64_t groups = num_quant_groups(in);
   for (int64_t begin = 0; begin < groups; begin += Format::kGroups) {
     const uint32_t* block = panel.data + begin / Format::kGroups * Format::kBlockWords;
@@ -83,8 +90,7 @@ inline void quant_tile(const uint32_t* x, int64_t x_words, int64_t in, const Qua
       add_part<Format, R, 0>(x, x_words, in, g, block + Format::kHeaderWords + (g - begin) * Format::kGroupWords, header, sums);
     }
   }
-  if (bias) sums.add(bias);
-  sums.end(panel, out, out_stride);
+  sums.end(out, out_stride, panel.columns);
 }
 
 template <class Format, int R>

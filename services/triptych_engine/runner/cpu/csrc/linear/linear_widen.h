@@ -2,9 +2,8 @@
 // because these take as long as reading the weights.
 #pragma once
 
-#include <utility>
-
 #include "linear/linear_panel.h"
+#include "sums.h"
 
 namespace triptych {
 
@@ -13,28 +12,10 @@ namespace triptych {
 constexpr int kWidenRows = 12;  // 24 sums in 32 registers
 #elif defined(__AVX2__)
 constexpr int kWidenRows = 6;  // 12 in 16
-#elif defined(__aarch64__)
-constexpr int kWidenRows = 6;  // 24 in 32
 #else
-constexpr int kWidenRows = 2;  // 8 in 16
+constexpr int kWidenRows = 6;  // 24 in 32
 #endif
 constexpr int kPanelRegisters = kPanel / kRegisterLanes;
-
-// sum += x * weight.
-[[gnu::always_inline]] inline void add_product(const float& x, const rf (&weight)[kPanelRegisters], rf (&sum)[kPanelRegisters]) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  if constexpr (kPanelRegisters == 2) return add_two_products(x, weight, sum);
-#endif
-#pragma GCC unroll 16
-  for (int v = 0; v < kPanelRegisters; v++) sum[v] += x * weight[v];
-}
-
-// sum += an input of each row times a panel's weights. r: 0, 1, ...; as constants, because GCC keeps arrays that loops index in memory.
-template <int... r>
-[[gnu::always_inline]] inline void add_input(const float* x, int64_t x_stride, const rf (&weight)[kPanelRegisters],
-                                             rf (&sum)[sizeof...(r)][kPanelRegisters], std::integer_sequence<int, r...>) {
-  (add_product(x[r * x_stride], weight, sum[r]), ...);
-}
 
 // The weights of a panel's outputs for two inputs, the first in the low halves of the words.
 template <bool kSecond>
@@ -47,102 +28,64 @@ template <bool kSecond>
   }
 }
 
-[[gnu::always_inline]] inline void begin_row(const float* from, rf (&sum)[kPanelRegisters]) {
-#pragma GCC unroll 16
-  for (int v = 0; v < kPanelRegisters; v++) {
-    if (from) std::memcpy(&sum[v], from + v * kRegisterLanes, sizeof(rf));
-    else sum[v] = rf{};
-  }
-}
-
-[[gnu::always_inline]] inline void end_row(const rf (&sum)[kPanelRegisters], float* out) {
-#pragma GCC unroll 16
-  for (int v = 0; v < kPanelRegisters; v++) std::memcpy(out + v * kRegisterLanes, &sum[v], sizeof(rf));
-}
-
-[[gnu::always_inline]] inline void end_row(const rf (&sum)[kPanelRegisters], const Panel& panel, float* out) {
-  float row[kPanel];
-  end_row(sum, row);
-  store_columns(row, panel, out);
-}
-
-// Some rows of x, in fp32, times one panel. Not inlined: GCC would keep sums in memory around the prefetch.
-template <int... r>
-[[gnu::noinline]] void widen_tile(const float* x, int64_t x_stride, const Panel& panel, Prefetch& next, float* out, int64_t out_stride,
-                                  std::integer_sequence<int, r...> rows) {
-  rf sum[sizeof...(r)][kPanelRegisters], weight[kPanelRegisters];
-  (begin_row(panel.bias, sum[r]), ...);
+// R rows of x, in fp32, times one panel. Not inlined: GCC would keep sums in memory around the prefetch.
+template <int R>
+[[gnu::noinline]] void widen_tile(const float* x, int64_t x_stride, const Panel& panel, Prefetch& next, float* out, int64_t out_stride) {
+  Sums<R, kPanelRegisters> sums;
+  sums.begin(panel.bias, 0);
+  rf weight[kPanelRegisters];
   const uint32_t* pairs = panel.weight;
   int64_t d = 0;
   while (d + 1 < panel.in) {
-    if (Prefetch::kStreams > 1 || sizeof...(r) >= kFewRows) next.step();
+    if (Prefetch::kStreams > 1 || R >= kFewRows) next.step();
     for (const int64_t end = std::min(d + 2 * kPairsPerStep, panel.in - 1); d < end; d += 2, pairs += kPanel) {
       widen<false>(pairs, weight);
-      add_input(x + d, x_stride, weight, sum, rows);
+      sums.add_input(x + d, x_stride, weight);
       widen<true>(pairs, weight);
-      add_input(x + d + 1, x_stride, weight, sum, rows);
+      sums.add_input(x + d + 1, x_stride, weight);
     }
   }
   if (d < panel.in) {  // the last input, if their number is odd
     widen<false>(pairs, weight);
-    add_input(x + d, x_stride, weight, sum, rows);
+    sums.add_input(x + d, x_stride, weight);
   }
-  (end_row(sum[r], panel, out + r * out_stride), ...);
+  sums.end(out, out_stride, panel.columns);
 }
 
 // The same with two adjacent panels, for few rows: sums of one panel would wait for each other.
-template <int... r>
-[[gnu::noinline]] void widen_pair(const float* x, int64_t x_stride, const Panel& panel, const Panel& other, float* out, int64_t out_stride,
-                                  std::integer_sequence<int, r...> rows) {
-  rf sum[sizeof...(r)][kPanelRegisters], more[sizeof...(r)][kPanelRegisters], weight[kPanelRegisters];
-  (begin_row(panel.bias, sum[r]), ...);
-  (begin_row(other.bias, more[r]), ...);
+template <int R>
+[[gnu::noinline]] void widen_pair(const float* x, int64_t x_stride, const Panel& panel, const Panel& other, float* out,
+                                  int64_t out_stride) {
+  Sums<R, kPanelRegisters> sums, more;
+  sums.begin(panel.bias, 0);
+  more.begin(other.bias, 0);
+  rf weight[kPanelRegisters];
   const uint32_t *pairs = panel.weight, *other_pairs = other.weight;
   int64_t d = 0;
   for (; d + 1 < panel.in; d += 2, pairs += kPanel, other_pairs += kPanel) {
     widen<false>(pairs, weight);
-    add_input(x + d, x_stride, weight, sum, rows);
+    sums.add_input(x + d, x_stride, weight);
     widen<false>(other_pairs, weight);
-    add_input(x + d, x_stride, weight, more, rows);
+    more.add_input(x + d, x_stride, weight);
     widen<true>(pairs, weight);
-    add_input(x + d + 1, x_stride, weight, sum, rows);
+    sums.add_input(x + d + 1, x_stride, weight);
     widen<true>(other_pairs, weight);
-    add_input(x + d + 1, x_stride, weight, more, rows);
+    more.add_input(x + d + 1, x_stride, weight);
   }
   if (d < panel.in) {  // the last input, if their number is odd
     widen<false>(pairs, weight);
-    add_input(x + d, x_stride, weight, sum, rows);
+    sums.add_input(x + d, x_stride, weight);
     widen<false>(other_pairs, weight);
-    add_input(x + d, x_stride, weight, more, rows);
+    more.add_input(x + d, x_stride, weight);
   }
-  (end_row(sum[r], panel, out + r * out_stride), ...);
-  (end_row(more[r], other, out + kPanel + r * out_stride), ...);
-}
-
-// At most R rows.
-template <int R>
-inline void widen_pairs(const float* x, int64_t x_stride, int64_t rows, const Panel& panel, const Panel& other, float* out,
-                        int64_t out_stride) {
-  if (rows == R) return widen_pair(x, x_stride, panel, other, out, out_stride, std::make_integer_sequence<int, R>());
-  if constexpr (R > 1) widen_pairs<R - 1>(x, x_stride, rows, panel, other, out, out_stride);
-}
-
-// At most R rows.
-template <int R>
-inline void widen_rows(const float* x, int64_t x_stride, int64_t rows, const Panel& panel, Prefetch& next, float* out,
-                       int64_t out_stride) {
-  if (rows == R) return widen_tile(x, x_stride, panel, next, out, out_stride, std::make_integer_sequence<int, R>());
-  if constexpr (R > 1) widen_rows<R - 1>(x, x_stride, rows, panel, next, out, out_stride);
+  sums.end(out, out_stride, panel.columns);
+  more.end(out + kPanel, out_stride, other.columns);
 }
 
 // Any number of rows.
 inline void widen_tiles(const float* x, int64_t x_stride, int64_t rows, const Panel& panel, Prefetch& next, float* out,
                         int64_t out_stride) {
-  while (rows) {
-    const int64_t some = tile_rows(rows, kWidenRows);
-    widen_rows<kWidenRows>(x, x_stride, some, panel, next, out, out_stride);
-    rows -= some, x += some * x_stride, out += some * out_stride;
-  }
+  share_rows<kWidenRows>(rows, [&](auto R, int64_t r) { widen_tile<R>(x + r * x_stride, x_stride, panel, next, out + r * out_stride, out_stride); });
 }
 
 // Number of inputs whose weights are widened at once for all rows: 96 kB of the L2 cache with AVX-512. Fewer would fit in the L1
@@ -157,28 +100,17 @@ constexpr int64_t kWidenOnceRows = 48;  // with AVX-512 it saves a sixteenth of 
 
 // out = sums + rows of n inputs times their weights. x: [rows, n], weight: [n, kPanel], sums: [rows, kPanel] or null for zeros, and may be
 // out: [rows, kPanel].
-template <int... r>
+template <int R>
 inline void wide_tile(const float* x, int64_t x_stride, const float* weight, int64_t n, const float* sums, int64_t sums_stride,
-                      float* out, int64_t out_stride, std::integer_sequence<int, r...> rows) {
-  rf sum[sizeof...(r)][kPanelRegisters];
-  (begin_row(sums ? sums + r * sums_stride : nullptr, sum[r]), ...);
+                      float* out, int64_t out_stride) {
+  Sums<R, kPanelRegisters> tile;
+  tile.begin(sums, sums_stride);
   for (int64_t d = 0; d < n; d++) {
     rf factors[kPanelRegisters];
-    std::memcpy(factors, weight + d * kPanel, sizeof factors);
-    add_input(x + d, x_stride, factors, sum, rows);
+    load_row(weight + d * kPanel, factors);
+    tile.add_input(x + d, x_stride, factors);
   }
-  (end_row(sum[r], out + r * out_stride), ...);
-}
-
-template <int R>
-inline void wide_tiles(const float* x, int64_t x_stride, int64_t rows, const float* weight, int64_t n, const float* sums,
-                       int64_t sums_stride, float* out, int64_t out_stride) {
-  for (; rows >= R; rows -= R, x += R * x_stride, sums += sums ? R * sums_stride : 0, out += R * out_stride) {
-    wide_tile(x, x_stride, weight, n, sums, sums_stride, out, out_stride, std::make_integer_sequence<int, R>());
-  }
-  if constexpr (R > 1) {
-    if (rows) wide_tiles<R - 1>(x, x_stride, rows, weight, n, sums, sums_stride, out, out_stride);
-  }
+  tile.end(out, out_stride);
 }
 
 // Like widen_tiles, for many rows and a panel without padding: weights are widened once, not for each tile.
@@ -195,8 +127,10 @@ inline void widen_once(const float* x, int64_t x_stride, int64_t rows, const Pan
         store(wide + (d + 1) * kPanel + v, (vf)(pair & 0xffff0000u));
       }
     }
-    const float* sums = begin ? out : panel.bias;
-    wide_tiles<kWidenRows>(x + begin, x_stride, rows, wide, n, sums, begin ? out_stride : 0, out, out_stride);
+    share_rows<kWidenRows>(rows, [&](auto R, int64_t r) {
+      float* to = out + r * out_stride;
+      wide_tile<R>(x + r * x_stride + begin, x_stride, wide, n, begin ? to : panel.bias, begin ? out_stride : 0, to, out_stride);
+    });
   }
 }
 

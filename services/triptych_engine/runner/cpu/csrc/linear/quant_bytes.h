@@ -4,8 +4,9 @@
 // Like linear_quant.cpp, it is compiled without contraction of products and sums.
 #pragma once
 
-#include "linear/quant_sums.h"
+#include "linear/quant_scales.h"
 #include "prefetch.h"
+#include "sums.h"
 
 namespace triptych {
 namespace {
@@ -65,9 +66,8 @@ struct ByteGroup {
 template <class Format, int R>
 [[gnu::noinline]] void float_tile(const float* x, int64_t x_stride, int64_t in, const QuantPanel& panel, const float* bias, Prefetch& next,
                                   float* out, int64_t out_stride) {
-  Sums<R> sums;
-  sums.begin();
-  if (bias) sums.add(bias);
+  Sums<R, kRegisters> sums;
+  sums.begin(bias, 0);
   for (int64_t g = 0; g < num_quant_groups(in); g++) {
     if (R >= kFewRows) next.step();
     const ByteGroup<Format> group(panel.data, g);
@@ -79,7 +79,7 @@ template <class Format, int R>
       sums.add_input(x + n, x_stride, weight);
     }
   }
-  sums.end(panel, out, out_stride);
+  sums.end(out, out_stride, panel.columns);
 }
 
 }  // namespace

@@ -8,6 +8,13 @@
 namespace triptych {
 namespace {
 
+// Rows that share a pass over widened weights: their sums, these and an input fit in the registers.
+#if defined(__AVX512F__)
+constexpr int kFloatRows = 12;
+#else
+constexpr int kFloatRows = 6;
+#endif
+
 // The weights of a panel's outputs for one group of inputs, as fp32.
 template <class Format>
 inline void widen_group(const uint32_t* panel, int64_t g, float (*wide)[kQuantPanel]) {
@@ -51,21 +58,14 @@ inline void widen_group(const uint32_t* panel, int64_t g, float (*wide)[kQuantPa
 // sums += R rows of some inputs, in fp32, times their weights. sums: [R][kQuantPanel].
 template <int R>
 [[gnu::noinline]] void add_exact(const float* x, int64_t x_stride, int64_t size, const float (*wide)[kQuantPanel], float* sums) {
-  Sums<R> some;
-  some.begin(sums);
+  Sums<R, kRegisters> some;
+  some.begin(sums, kQuantPanel);
   for (int64_t n = 0; n < size; n++) {
     rf weight[kRegisters];
-    std::memcpy(weight, wide[n], sizeof weight);
+    load_row(wide[n], weight);
     some.add_input(x + n, x_stride, weight);
   }
-  some.end(sums);
-}
-
-// At most R rows.
-template <int R>
-inline void add_few_exact(const float* x, int64_t x_stride, int64_t rows, int64_t size, const float (*wide)[kQuantPanel], float* sums) {
-  if (rows == R) return add_exact<R>(x, x_stride, size, wide, sums);
-  if constexpr (R > 1) add_few_exact<R - 1>(x, x_stride, rows, size, wide, sums);
+  some.end(sums, kQuantPanel);
 }
 
 // Rows of inputs in fp32 times one panel. The weights of some groups are widened once for all rows: 48 kB of the L2 cache. Fewer would fit
@@ -87,24 +87,12 @@ void exact_tile(const float* x, int64_t x_stride, int64_t rows, int64_t in, cons
       widen_group<Format>(panel.data, first + g, wide + g * kQuantGroup);
     }
     const int64_t begin = first * kQuantGroup, size = std::min(groups * kQuantGroup, in - begin);
-    for (int64_t r = 0; r < rows;) {
-      const int64_t some = tile_rows(rows - r, kFloatRows);
-      add_few_exact<kFloatRows>(x + r * x_stride + begin, x_stride, some, size, wide, sums[r]);
-      r += some;
-    }
+    share_rows<kFloatRows>(rows, [&](auto R, int64_t r) { add_exact<R>(x + r * x_stride + begin, x_stride, size, wide, sums[r]); });
   }
   for (int64_t r = 0; r < rows; r++) std::memcpy(out + r * out_stride, sums[r], panel.columns * sizeof(float));
 }
 
-// At most R rows in fp32 times one panel of floats, which are widened in registers.
-template <class Format, int R>
-inline void few_float_rows(const float* x, int64_t x_stride, int64_t rows, int64_t in, const QuantPanel& panel, const float* bias,
-                           Prefetch& next, float* out, int64_t out_stride) {
-  if (rows == R) return float_tile<Format, R>(x, x_stride, in, panel, bias, next, out, out_stride);
-  if constexpr (R > 1) few_float_rows<Format, R - 1>(x, x_stride, rows, in, panel, bias, next, out, out_stride);
-}
-
-// At most so many. With AVX2, weights of more rows than two are better widened into memory, once for all of them.
+// Rows of floats that are widened in registers, at most. With AVX2, weights of more rows than two are better widened into memory, once for all of them.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int kFewFloatRows = 2;
 #else
@@ -118,7 +106,8 @@ inline void float_tiles(const float* x, int64_t x_stride, int64_t rows, int64_t 
   for (; rows > kFewFloatRows; rows -= kExactRows, x += kExactRows * x_stride, out += kExactRows * out_stride) {
     exact_tile<Format>(x, x_stride, std::min(kExactRows, rows), in, panel, bias, next, out, out_stride);
   }
-  few_float_rows<Format, kFewFloatRows>(x, x_stride, rows, in, panel, bias, next, out, out_stride);
+  if (rows <= 0) return;
+  with_rows<kFewFloatRows>(rows, [&](auto R) { float_tile<Format, R>(x, x_stride, in, panel, bias, next, out, out_stride); });
 }
 
 // Writes the weights of one output, of all inputs, as fp32.

@@ -10,19 +10,6 @@
 namespace triptych {
 namespace {
 
-// a * b + c, rounded once.
-inline rf fma(rf a, rf b, rf c) {
-#if defined(__AVX512F__)
-  return (rf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__AVX2__)
-  return (rf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-  for (int i = 0; i < kRegisterLanes; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-  return c;
-#endif
-}
-
-typedef int32_t rs __attribute__((vector_size(kRegisterLanes * 4)));
 inline rf to_floats(rs x) { return __builtin_convertvector(x, rf); }
 inline rf load_floats(const float* p) {
   rf x;
