@@ -13,6 +13,7 @@ from torch import nn
 from triptych_engine.core import EngineCore
 from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.runner.cpu.linear.layers import PackedLinear
+from triptych_engine.runner.fusion.decoder import Decoder
 from triptych_engine.runner.fusion.modules import LinearPart
 from triptych_engine.runner.model_runner import ModelRunner
 from triptych_engine.scheduling.scheduler import Scheduler
@@ -75,26 +76,27 @@ class TimedSteps:
 
     What `EngineCore.step` does beyond its stages counts as update (on a device that computes by itself also the wait for it), what
     the runner does as gathering inputs, what the model does as norm, rope, activation: there it is also torch's and Python's own
-    work between the parts. Where a decoder layer is one call of a kernel, the kernel itself says what of it were products and
-    attention (csrc/stage_clock.h). For CPUs: where kernels are only launched, a clock around them tells nothing.
+    work between the parts. Where a decoder layer or the whole model is one call of a kernel, the kernel itself says what its parts
+    took (csrc/stage_clock.h). For CPUs: where kernels are only launched, a clock around them tells nothing.
     """
 
     def __init__(self, core: EngineCore, scheduler: Scheduler, runner: ModelRunner) -> None:
         self._core = core
         self._clock = clock = StageClock()
         self._kernels = load_kernels()
-        self._kernel_ns = np.zeros(3, np.int64)  # products, attention, the rest
+        self._kernel_ns = np.zeros(5, np.int64)  # products, attention, the rest, embedding, output head
         clock.wrap(core, "step", UPDATE)
         clock.wrap(core, "_publish", PUBLISH)
         clock.wrap(scheduler, "schedule", SCHEDULE)
         clock.wrap(runner, "forward", INPUTS)
         clock.wrap(runner._backend, "forward", ATTENTION)
         clock.wrap(runner, "sample", SAMPLING)
-        model = runner._model.model
+        model, decoder = runner._model.model, runner._model.decoder
         head = model.get_output_embeddings()
         clock.wrap(runner._model, "forward", OTHER)
-        clock.hook(model.get_input_embeddings(), EMBEDDING)
-        clock.hook(head, HEAD)
+        if not (isinstance(decoder, Decoder) and decoder.is_one_call):
+            clock.hook(model.get_input_embeddings(), EMBEDDING)
+            clock.hook(head, HEAD)
         inside_head = set(head.modules())
         for module in model.modules():
             if isinstance(module, (PackedLinear, LinearPart, nn.Linear)) and module not in inside_head:
@@ -113,10 +115,10 @@ class TimedSteps:
         self._kernel_ns[:] = 0
         with self._clocks_on():
             step_ms = self.plain()
-        products, attention, _ = self._kernel_ns.tolist()
-        clock.ns[LINEAR] += products
-        clock.ns[ATTENTION] += attention
-        clock.ns[OTHER] -= products + attention
+        for stage, ns in zip((LINEAR, ATTENTION, OTHER, EMBEDDING, HEAD), self._kernel_ns.tolist(), strict=True):
+            if stage != OTHER:
+                clock.ns[stage] += ns
+                clock.ns[OTHER] -= ns
         return step_ms, {stage: clock.ns[stage] / 1e6 for stage in STAGES}
 
     @contextmanager

@@ -60,18 +60,16 @@ class Case:
 
 
 CASES = {
-    # All layers are one kernel. The operations around it: its input without the batch's dimension, its result's memory, the
-    # dimension again. Beside that: 3 bring ids, positions and wanted rows, 2 add the batch's dimension, 1 is the embedding; 11 are
-    # transformers' cosines and sines, 4 make those dense; 1 for the last norm, 7 for the head on the wanted rows. Sampling: 2
-    # make tensors of the tokens and of what is invalid, 2 keep the tokens for the next step, 8 bring both to the host.
-    # Kernels: layers, last norm, head, random numbers, tokens.
-    # Bytes: the layers' result is 32 numbers. Of a token, embedding and last norm are 32 numbers each, its angles, cosines and
-    # sines 89. For its logits, 32 numbers that go into the head, 97 that come out, and the token, which is kept.
-    "float32 of bfloat16 weights": Case(a_llama, torch.float32, 0, 44, 0, 5, layer_bytes=0, token_bytes=612, logits_bytes=652),
-    # The same. 2 operations more beside the layers: the residual stream is made float32, and the head's input, too.
-    "bfloat16": Case(a_llama, torch.bfloat16, 0, 46, 0, 5, layer_bytes=0, token_bytes=676, logits_bytes=716),
+    # The whole model is one kernel. The operations around it: 3 bring ids, positions and wanted rows, 1 adds the batch's dimension,
+    # 4 look up the largest position, 2 make the memory of the last states and of the logits. Sampling: 2 make tensors of the tokens
+    # and of what is invalid, 2 keep the tokens for the next step, 8 bring both to the host.
+    # Kernels: the model, random numbers, tokens.
+    # Bytes: the last states of a token are 32 numbers. For its logits, 97 that come out, and the token, which is kept.
+    "float32 of bfloat16 weights": Case(a_llama, torch.float32, 0, 22, 0, 3, layer_bytes=0, token_bytes=128, logits_bytes=396),
+    # The same: numbers are rounded in the kernel.
+    "bfloat16": Case(a_llama, torch.bfloat16, 0, 22, 0, 3, layer_bytes=0, token_bytes=128, logits_bytes=396),
     # The same as unquantised: inputs are quantised in the kernels.
-    "int8": Case(a_llama, torch.float32, 0, 44, 0, 5, layer_bytes=0, token_bytes=612, logits_bytes=652, quantization="int8"),
+    "int8": Case(a_llama, torch.float32, 0, 22, 0, 3, layer_bytes=0, token_bytes=128, logits_bytes=396, quantization="int8"),
     # Not of the common kind: transformers' own layers, with our products and our attention, the layer's only kernel.
     "a family that is not fused": Case(a_neox, torch.float32, 46, 34, 1, 2, layer_bytes=4032, token_bytes=604, logits_bytes=652),
 }

@@ -183,11 +183,14 @@ class InputBatch:
         num_drafts = self._put_drafts(request_ids, rows, scheduled.draft_token_ids)
         lengths += num_drafts
         starts = self.num_computed_tokens[rows]
-        query_start_loc = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(lengths, out=query_start_loc[1:])
-        # Position of token i of a sequence = its start + i. `arange` counts over all sequences, so subtract each sequence's offset.
-        positions = np.arange(query_start_loc[-1]) + np.repeat(starts - query_start_loc[:-1], lengths)
-        token_rows = np.repeat(rows, lengths)
+        if (lengths == 1).all():  # most steps
+            query_start_loc, positions, token_rows = np.arange(len(rows) + 1, dtype=np.int32), starts, rows
+        else:
+            query_start_loc = np.zeros(len(rows) + 1, np.int32)
+            np.cumsum(lengths, out=query_start_loc[1:])
+            # Position of token i of a sequence = its start + i. `arange` counts over all sequences: subtract each one's offset.
+            positions = np.arange(query_start_loc[-1]) + np.repeat(starts - query_start_loc[:-1], lengths)
+            token_rows = np.repeat(rows, lengths)
         blocks = self.block_table[token_rows, positions // self._block_size].astype(np.int64)
         ends = starts + lengths
         token_ids = self.token_ids[token_rows, positions].astype(np.int64)

@@ -15,7 +15,9 @@ from triptych_engine.runner.cpu.layer_kernel import LayerKernel, LayerStack
 from triptych_engine.runner.cpu.linear.layers import Bf16Linear, KernelLinear, WideHead
 from triptych_engine.runner.cpu.linear.packing import can_pack, pack
 from triptych_engine.runner.cpu.linear.quant import QuantLinear, UnquantizedLinear
+from triptych_engine.runner.cpu.model_kernel import ModelKernel
 from triptych_engine.runner.fusion.kernels import LayerParts, PackedLinear
+from triptych_engine.runner.fusion.rotary import PositionTables
 from triptych_engine.runner.quantization.formats import HEAD_ON_THE_FLY, QuantFormat
 
 
@@ -66,6 +68,17 @@ class CpuFusedKernels:
 
     def stack(self, layers: Sequence[LayerKernel]) -> LayerStack:
         return LayerStack(layers)
+
+    def whole_model(
+        self,
+        stack: LayerStack,
+        embedding: nn.Module,
+        rotary: tuple[nn.Module, torch.Tensor, torch.Tensor],
+        norm: nn.Module,
+        head: nn.Module,
+    ) -> ModelKernel | None:
+        tables = PositionTables.find(*rotary)
+        return None if tables is None else ModelKernel.of(stack, embedding, tables, norm, head)
 
     def attention(self) -> AttentionBackend:
         if self._kernels is None:

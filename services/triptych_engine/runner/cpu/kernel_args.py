@@ -43,16 +43,25 @@ class DecoderLayerArgs(ctypes.Structure):
     ]
 
 
+class DecoderEndsArgs(ctypes.Structure):
+    """Mirror of DecoderEndsArgs in decoder_layer.cpp; the fields are described there."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("embedding", "norm")),
+        ("head", PackedWeight),
+        *((name, ctypes.c_float) for name in ("embedding_scale", "norm_eps")),
+        *((name, ctypes.c_int32) for name in ("embedding_bits", "rounds")),
+    ]
+
+
 class DecoderStepArgs(ctypes.Structure):
     """Mirror of DecoderStepArgs in decoder_layer.cpp; the fields are described there."""
 
     _fields_ = [
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("attention", "layers", "k_caches", "v_caches", "x", "out", "cos", "sin", "workspace")
-        ),
-        *((name, ctypes.c_void_p) for name in ("stage_ns", "lora_slots", "lora_adapters")),
-        *((name, ctypes.c_int64) for name in ("num_layers", "rotary_dim")),
+        *((name, ctypes.c_void_p) for name in ("attention", "layers", "k_caches", "v_caches", "x", "out", "cos", "sin")),
+        *((name, ctypes.c_void_p) for name in ("token_ids", "positions", "ends", "wanted", "logits")),
+        *((name, ctypes.c_void_p) for name in ("workspace", "stage_ns", "lora_slots", "lora_adapters")),
+        *((name, ctypes.c_int64) for name in ("num_layers", "rotary_dim", "num_wanted")),
         ("cache_bits", ctypes.c_int32),
     ]
 

@@ -15,7 +15,7 @@ from triptych_common.host.cpu import isas_of_this_cpu
 
 from triptych_engine.runner.cpu import kernel_build
 from triptych_engine.runner.cpu.huge_pages import HugePages
-from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs, KernelArgs, LoraUpdate
+from triptych_engine.runner.cpu.kernel_args import DecoderEndsArgs, DecoderLayerArgs, DecoderStepArgs, KernelArgs, LoraUpdate
 from triptych_engine.runner.cpu.openmp import share_runtime_of_torch
 from triptych_engine.runner.cpu.quant_kernels import QuantKernels
 from triptych_engine.runner.cpu.sampling_kernels import SamplingKernels
@@ -89,7 +89,12 @@ class CpuKernels:
         self._linear_row_words: Callable[[int], int] = functools.cache(library.triptych_linear_row_words)
         #: How products of many rows with bf16 weights are computed.
         self.linear_method: str = LINEAR_METHODS[library.triptych_linear_method()]
-        structs = {"decoder_layer_args": DecoderLayerArgs, "decoder_step_args": DecoderStepArgs, "lora_update": LoraUpdate}
+        structs: dict[str, type[ctypes.Structure]] = {
+            "decoder_layer_args": DecoderLayerArgs,
+            "decoder_ends_args": DecoderEndsArgs,
+            "decoder_step_args": DecoderStepArgs,
+            "lora_update": LoraUpdate,
+        }
         for name, struct in structs.items():
             size = getattr(library, f"triptych_{name}_size")
             size.restype = count
@@ -100,7 +105,7 @@ class CpuKernels:
             function.restype = count
         #: Format of the weights -> one layer: takes references to DecoderLayerArgs and DecoderStepArgs.
         self.decoder_layers = {name: getattr(library, f"triptych_decoder_layers_{name}") for name in FORMATS}
-        #: Address of int64 [3], to which kernels add nanoseconds of products, attention and the rest (csrc/stage_clock.h), or None.
+        #: Address of int64 [5], to which kernels add nanoseconds of each stage (csrc/stage_clock.h), or None.
         self.stage_ns: int | None = None
         self._workspace = _Workspace()
         self._pages = HugePages()  # memory of packed weights

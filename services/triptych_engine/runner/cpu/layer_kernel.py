@@ -36,7 +36,7 @@ class LayerKernel:
         q_norm, k_norm, qk_eps = parts.qk_norms if parts.qk_norms is not None else (None, None, 0.0)
         self.group = heads[0] // heads[1]  # query heads per key head
         self.args = DecoderLayerArgs(
-            norm.data_ptr(), mlp_norm.data_ptr(), _address(q_norm), _address(k_norm), *(_packed(one) for one in products),
+            norm.data_ptr(), mlp_norm.data_ptr(), _address(q_norm), _address(k_norm), *(packed_weight(one) for one in products),
             _address(sinks), *heads, options["window"], index, norm_eps, mlp_norm_eps, qk_eps, options["scaling"],
             options["softcap"],
         )  # fmt: skip
@@ -67,23 +67,35 @@ class LayerStack:
 
     def compute(self, backend: CpuAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """x: [num_tokens, hidden_size] fp32, dense; cos, sin: [num_tokens, rotary_dim] fp32, dense. The result is like x."""
-        kernels, out = self._first.kernels, torch.empty_like(x)
+        out = torch.empty_like(x)
+        self.run(backend, x.shape[0], x=x.data_ptr(), out=out.data_ptr(), cos=cos, sin=sin)
+        return out
+
+    def run(self, backend: CpuAttention, num_tokens: int, *, cos: torch.Tensor, sin: torch.Tensor, **fields: int | None) -> None:
+        """Call the kernel. fields: of DecoderStepArgs, besides those that are known here."""
+        kernels = self._first.kernels
         attention, k_caches, v_caches = backend.layer_args(self._indices, self._first.group)
         adapters = current_adapters()
         slots, tables = (None, None) if adapters is None else (adapters.slots.ctypes.data, adapters.tables)
         step = DecoderStepArgs(
-            attention, ctypes.addressof(self._addresses), k_caches, v_caches, x.data_ptr(), out.data_ptr(), cos.data_ptr(),
-            sin.data_ptr(), kernels.workspace(x.shape[0], self._first.words_per_row), kernels.stage_ns,
-            slots, tables, len(self._indices), cos.shape[-1], 8 * backend.dtype.itemsize,
+            attention=attention, layers=ctypes.addressof(self._addresses), k_caches=k_caches, v_caches=v_caches,
+            cos=cos.data_ptr(), sin=sin.data_ptr(), workspace=kernels.workspace(num_tokens, self._first.words_per_row),
+            stage_ns=kernels.stage_ns, lora_slots=slots, lora_adapters=tables, num_layers=len(self._indices),
+            rotary_dim=cos.shape[-1], cache_bits=8 * backend.dtype.itemsize, **fields,
         )  # fmt: skip
         kernels.decoder_layers[self._first.weight_format](ctypes.byref(step))
-        return out
+
+    @property
+    def weight_format(self) -> str:
+        """The format of all of their products."""
+        return self._first.weight_format
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _packed(linear: KernelLinear) -> PackedWeight:
+def packed_weight(linear: KernelLinear) -> PackedWeight:
+    """Its weight and bias in the kernel's form."""
     num_quant_panels = len(linear.weight) if linear.weight is not None and isinstance(linear, QuantLinear) else 0
     return PackedWeight(_address(linear.weight), _address(linear.bias), linear.in_features, linear.out_features, num_quant_panels)

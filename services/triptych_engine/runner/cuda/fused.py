@@ -113,6 +113,9 @@ class CudaFusedKernels:
     def stack(self, layers: Sequence[CudaLayers]) -> CudaLayers:
         return CudaLayers([parts for layer in layers for parts in layer.parts], self)
 
+    def whole_model(self, *parts: Any) -> None:
+        return None
+
     def attention(self) -> AttentionBackend:
         return CudaAttention(self._device)
 

@@ -8,7 +8,7 @@ are recorded, and each part must get the very tensor that the part before it ret
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from triptych_engine.runner.attention.paged import AttentionBackend, attending
 from triptych_engine.runner.fusion.calls import ModuleCall, is_same_tensor, recorded_calls
-from triptych_engine.runner.fusion.kernels import FusedKernels
+from triptych_engine.runner.fusion.kernels import FusedKernels, WholeModel
 from triptych_engine.runner.fusion.layer import FusedDecoderLayer, first_tokens, trial_backend
 from triptych_engine.runner.fusion.rotary import RotaryTables
 from triptych_engine.runner.verdicts import Verdicts
@@ -50,11 +50,25 @@ class Decoder:
         self._embedding, self._rotary, self._layers, self._norm, self._head = embedding, rotary, layers, norm, head
         self._stack = kernels.stack([layer.kernel for layer in layers])
         self._tables = RotaryTables()
+        self._ends = (embedding, rotary, norm, head)
+        self._num_hooks = _num_hooks(self._ends)  # of a bfloat16 model's embedding, one that widens its result
+        self._whole: WholeModel | None = None
+
+    @torch.inference_mode()
+    def compute_as_one(self, token_ids: torch.Tensor, position_ids: torch.Tensor) -> None:
+        """Compute all parts in one call from now on, if the kernels can. Arguments as of `find_decoder`."""
+        embedding, rotary, norm, head = self._ends
+        hidden = embedding(token_ids[None, :1])
+        self._whole = self._kernels.whole_model(self._stack, embedding, (rotary, hidden, position_ids), norm, head)
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether all parts are computed in one call, unless a step's positions or a hook need several."""
+        return self._whole is not None
 
     def takes(self, backend: AttentionBackend) -> bool:
         """Whether it can compute a step. A hook may read or change what a layer gets and returns; then each layer is called."""
-        is_watched = any(layer._forward_hooks or layer._forward_pre_hooks for layer in self._layers)
-        return self._kernels.attends_with(backend) and not is_watched
+        return self._kernels.attends_with(backend) and not _num_hooks(self._layers)
 
     def hidden(
         self,
@@ -71,9 +85,28 @@ class Decoder:
         hidden: torch.Tensor = self._norm(states if wanted is None else states[wanted])
         return hidden
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self._head(hidden[None])[0]
+    def logits(
+        self,
+        token_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        backend: AttentionBackend,
+        inputs_embeds: torch.Tensor | None,
+        wanted: torch.Tensor,
+    ) -> torch.Tensor:
+        whole = self._whole
+        if whole is not None and whole.takes(position_ids) and _num_hooks(self._ends) == self._num_hooks:
+            return whole.logits(backend, token_ids, position_ids, inputs_embeds, wanted)
+        return self.logits_by_parts(token_ids, position_ids, backend, inputs_embeds, wanted)
+
+    def logits_by_parts(self, *arguments: Any) -> torch.Tensor:
+        """Like `logits`, in several calls."""
+        logits: torch.Tensor = self._head(self.hidden(*arguments)[None])[0]
         return logits
+
+
+def _num_hooks(modules: Iterable[nn.Module]) -> int:
+    """How many hooks may read or change what the modules get and return."""
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules)
 
 
 def find_decoder(
@@ -102,12 +135,22 @@ def find_decoder(
         return None if parts is None else [own_names[part] for part in parts]
 
     names = (verdicts or Verdicts()).of(question, find)
-    return None if names is None else _decoder_of(kernels, layers, [model.get_submodule(name) for name in names])
+    if names is None:
+        return None
+    return _decoder_of(kernels, layers, [model.get_submodule(name) for name in names], token_ids, position_ids)
 
 
-def _decoder_of(kernels: FusedKernels, layers: Sequence[FusedDecoderLayer], parts: Sequence[nn.Module]) -> Decoder:
+def _decoder_of(
+    kernels: FusedKernels,
+    layers: Sequence[FusedDecoderLayer],
+    parts: Sequence[nn.Module],
+    token_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+) -> Decoder:
     embedding, rotary, norm, head = parts
-    return Decoder(kernels, embedding, rotary, layers, norm, head)
+    decoder = Decoder(kernels, embedding, rotary, layers, norm, head)
+    decoder.compute_as_one(token_ids, position_ids)
+    return decoder
 
 
 def _find_parts(
@@ -124,7 +167,8 @@ def _find_parts(
     if parts is None:
         return None
     try:
-        if _computes_the_same(_decoder_of(kernels, layers, parts), model, kernels, layers, token_ids, position_ids):
+        decoder = _decoder_of(kernels, layers, parts, token_ids, position_ids)
+        if _computes_the_same(decoder, model, kernels, layers, token_ids, position_ids):
             return parts
         why = "compute something else"
     except Exception as error:  # the modules' code is not ours
@@ -170,12 +214,16 @@ def _computes_the_same(
     token_ids: torch.Tensor,
     position_ids: torch.Tensor,
 ) -> bool:
-    """Whether its logits are the model's."""
+    """Whether its logits are the model's, in one call and in several."""
     backend = trial_backend(layers, kernels, len(token_ids), model.dtype)
     if backend is None:
         return False
+    every = torch.arange(len(token_ids), device=token_ids.device)
     with torch.inference_mode(), attending(backend):
         backend.begin(first_tokens(len(token_ids)))
         expected: Any = model(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)
-        backend.begin(first_tokens(len(token_ids)))
-        return torch.equal(decoder.logits(decoder.hidden(token_ids, position_ids, backend)), expected.logits[0])
+        for compute in (decoder.logits, decoder.logits_by_parts):
+            backend.begin(first_tokens(len(token_ids)))
+            if not torch.equal(compute(token_ids, position_ids, backend, None, every), expected.logits[0]):
+                return False
+    return True

@@ -62,6 +62,25 @@ class WholeLayer(LayerStack, Protocol):
         ...
 
 
+class WholeModel(Protocol):
+    """A decoder that the kernels compute as a whole."""
+
+    def takes(self, position_ids: torch.Tensor) -> bool:
+        """Whether it can compute a step with these position ids."""
+        ...
+
+    def logits(
+        self,
+        backend: Any,
+        token_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        inputs_embeds: torch.Tensor | None,
+        wanted: torch.Tensor,
+    ) -> torch.Tensor:
+        """[n, vocab_size] fp32. Arguments as of `WholeDecoder.logits`."""
+        ...
+
+
 class FusedKernels(Protocol):
     """The kernels of one kind of device."""
 
@@ -128,6 +147,23 @@ class FusedKernels(Protocol):
 
     def stack(self, layers: Sequence[Any]) -> LayerStack:
         """Whole layers of the same shape, in one call."""
+        ...
+
+    def whole_model(
+        self,
+        stack: Any,
+        embedding: nn.Module,
+        rotary: tuple[nn.Module, torch.Tensor, torch.Tensor],
+        norm: nn.Module,
+        head: nn.Module,
+    ) -> WholeModel | None:
+        """All parts of a decoder in one call; None if the kernels do not compute all of them.
+
+        Args:
+            stack: its layers, as `stack` has returned them.
+            rotary: the rotary embedding; the embedding of a token, [1, 1, hidden_size]; and position ids of the model's form,
+                spread over the whole context.
+        """
         ...
 
     def attention(self) -> AttentionBackend:

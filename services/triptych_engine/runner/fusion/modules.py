@@ -71,7 +71,7 @@ class FusedRMSNorm(nn.Module):
 
     def __init__(self, weight: torch.Tensor, eps: float, dtype: torch.dtype, kernels: FusedKernels) -> None:
         super().__init__()
-        self.scale, self.eps, self._dtype, self._kernels = weight.float().contiguous(), eps, dtype, kernels
+        self.scale, self.eps, self.dtype, self._kernels = weight.float().contiguous(), eps, dtype, kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._kernels.rms_norm(x, self.scale, self.eps, self._dtype)
+        return self._kernels.rms_norm(x, self.scale, self.eps, self.dtype)

@@ -1,10 +1,11 @@
-"""The cosines and sines of a step's positions."""
+"""The cosines and sines of positions."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import nn
 
 
 class RotaryTables:
@@ -20,3 +21,61 @@ class RotaryTables:
             cos, sin = (part.view(part.shape[-2:]).float().contiguous() for part in position_embeddings)
             self._given, self._dense = position_embeddings, (cos, sin)
         return self._dense
+
+
+#: Positions that a table begins with.
+_FEWEST = 256
+
+
+class PositionTables:
+    """Cosines and sines by position, for a rotary embedding in which a token's do not depend on the step's other tokens.
+
+    They grow with the positions that are used. In float32, 4,096 positions of 64 dimensions take 2 MB.
+
+    Args:
+        rotary: hidden states, position ids -> cosines and sines, [1, num_tokens, rotary_dim] each.
+        hidden: [1, 1, hidden_size], of which only shape, dtype and device matter.
+        num_axes: leading dimension of position ids; 0 for none.
+    """
+
+    def __init__(self, rotary: nn.Module, hidden: torch.Tensor, num_axes: int) -> None:
+        self._rotary, self._hidden, self._num_axes = rotary, hidden, num_axes
+        self._cos = self._sin = torch.empty(0)
+
+    @classmethod
+    def find(cls, rotary: nn.Module, hidden: torch.Tensor, position_ids: torch.Tensor) -> PositionTables | None:
+        """None if a token's cosines depend on other tokens, as where a scale depends on the longest context so far.
+
+        Args:
+            position_ids: in the model's form, spread over the whole context.
+        """
+        tables = cls(rotary, hidden, 0 if position_ids.ndim == 2 else len(position_ids))
+        if not tables.takes(position_ids):
+            return None
+        positions = position_ids.reshape(-1, position_ids.shape[-1])[0]
+        together = tables._computed(positions)
+        for index in (0, len(positions) // 2, len(positions) - 1):
+            alone = tables._computed(positions[index : index + 1])
+            if not all(torch.equal(one[0], all_of_them[index]) for one, all_of_them in zip(alone, together, strict=True)):
+                return None
+        return tables
+
+    def takes(self, position_ids: torch.Tensor) -> bool:
+        """Whether all axes have the same positions."""
+        return position_ids.ndim == 2 or position_ids.stride(0) == 0
+
+    def upto(self, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, [n, rotary_dim] fp32 each, dense, with the rows of these positions and of others."""
+        needed = int(position_ids.numpy().max()) + 1
+        if needed > len(self._cos):
+            positions = torch.arange(len(self._cos), max(needed, 2 * len(self._cos), _FEWEST))
+            cos, sin = self._computed(positions)
+            self._cos = torch.cat([self._cos.view(-1, cos.shape[1]), cos])
+            self._sin = torch.cat([self._sin.view(-1, sin.shape[1]), sin])
+        return self._cos, self._sin
+
+    @torch.inference_mode()
+    def _computed(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        position_ids = positions.expand(self._num_axes, 1, -1) if self._num_axes else positions[None]
+        cos, sin = self._rotary(self._hidden.expand(1, len(positions), -1), position_ids)
+        return cos[0].float().contiguous(), sin[0].float().contiguous()

@@ -97,8 +97,7 @@ class LoadedModel:
             [n, vocab_size].
         """
         if self.decoder is not None and self.decoder.takes(backend):
-            position_ids = self.position_ids(positions)
-            return self.decoder.logits(self.decoder.hidden(token_ids, position_ids, backend, inputs_embeds, logits_indices))
+            return self.decoder.logits(token_ids, self.position_ids(positions), backend, inputs_embeds, logits_indices)
         if self.picks_logits:
             with attending(backend):
                 return self.model(**self._inputs(token_ids, positions, inputs_embeds), logits_to_keep=logits_indices).logits[0]

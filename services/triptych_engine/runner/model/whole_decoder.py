@@ -34,6 +34,13 @@ class WholeDecoder(Protocol):
         """
         ...
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, vocab_size] of last hidden states, [n, hidden_size]."""
+    def logits(
+        self,
+        token_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        backend: AttentionBackend,
+        inputs_embeds: torch.Tensor | None,
+        wanted: torch.Tensor,
+    ) -> torch.Tensor:
+        """[n, vocab_size] of the wanted tokens. Arguments as of `hidden`."""
         ...

@@ -1,6 +1,6 @@
-// Decoder layers of the common kind, one or several consecutive ones, in one call and one parallel region. With few rows, a layer
-// computes for about a hundred microseconds, and ten calls from Python take as long. Activations are fp32, weights have any format
-// (see linear.h), and the cache may be bf16 or int8.
+// Decoder layers of the common kind, one or several consecutive ones, in one call and one parallel region; also with embedding and output
+// head. With few rows, a layer computes for about a hundred microseconds, and ten calls from Python take as long. Activations are fp32,
+// weights have any format (see linear.h), and the cache may be bf16 or int8.
 
 #include "elementwise.h"
 #include "linear/linear_quant.h"
@@ -29,21 +29,36 @@ struct DecoderLayerArgs {
   float norm_eps, mlp_norm_eps, qk_norm_eps, scaling, softcap;
 };
 
+// What comes before and after the layers, the same in all steps.
+struct DecoderEndsArgs {
+  const void* embedding;   // [vocab, hidden], fp32 or bf16, or a table of quantised panels (quant_layout.h); or null
+  const float* norm;       // [hidden]
+  PackedWeight head;       // hidden -> vocab, in the layers' format
+  float embedding_scale, norm_eps;
+  int32_t embedding_bits;  // of a number: 32, 16, or 0 if quantised
+  int32_t rounds;          // whether the norm's result is rounded to bf16
+};
+
 // Arguments of one step.
 struct DecoderStepArgs {
   const PagedAttentionArgs* attention;  // metadata of the step; fields that depend on the layer are not read
   const DecoderLayerArgs* const* layers;  // [num_layers]
   void* const* k_caches;                  // [num_layers]
   void* const* v_caches;
-  const float* x;    // [rows, hidden], input of the first layer
-  float* out;        // [rows, hidden], output of the last layer; not the same memory as x
-  const float* cos;  // [rows, rotary_dim]
-  const float* sin;  // [rows, rotary_dim]
+  const float* x;             // [rows, hidden], input of the first layer; not read if token_ids are given
+  float* out;                 // [rows, hidden], output of the last layer; not the same memory as x
+  const float* cos;           // [rows, rotary_dim]; with positions, those of all positions
+  const float* sin;           // the same
+  const int64_t* token_ids;   // [rows], or null
+  const int64_t* positions;   // [rows], or null
+  const DecoderEndsArgs* ends;  // with it, logits are computed; else null
+  const int64_t* wanted;      // [num_wanted], rows whose logits are computed
+  float* logits;              // [num_wanted, vocab]
   float* workspace;   // rows, rounded up to a multiple of 16, * the format's triptych_decoder_layer_workspace of a layer
-  int64_t* stage_ns;  // [3], see stage_clock.h: time is added; or null
+  int64_t* stage_ns;  // [kStages], see stage_clock.h: time is added; or null
   const int32_t* lora_slots;                // see LoraStep
   const LoraUpdate* const* lora_adapters;
-  int64_t num_layers, rotary_dim;
+  int64_t num_layers, rotary_dim, num_wanted;  // at most as many are wanted as there are rows
   int32_t cache_bits;  // of a number of the cache: 32 (float32), 16 (bfloat16), 8 (int8)
 };
 }
@@ -97,10 +112,10 @@ PagedAttentionArgs attention_of(const DecoderLayerArgs& l, const DecoderStepArgs
 
 template <class Format>
 void rotate_token(const DecoderLayerArgs& l, const DecoderStepArgs& s, const Workspace<Format>& w, int64_t t) {
-  const int64_t num_heads = l.num_q_heads + l.num_kv_heads;
+  const int64_t num_heads = l.num_q_heads + l.num_kv_heads, angle = (s.positions ? s.positions[t] : t) * s.rotary_dim;
   for (int64_t h = 0; h < num_heads; h++) {
-    rope_head(w.qkv + t * l.qkv.out_features + h * l.head_dim, h < l.num_q_heads ? l.q_norm : l.k_norm, s.cos + t * s.rotary_dim,
-              s.sin + t * s.rotary_dim, w.qk + (t * num_heads + h) * l.head_dim, l.head_dim, s.rotary_dim, l.qk_norm_eps);
+    rope_head(w.qkv + t * l.qkv.out_features + h * l.head_dim, h < l.num_q_heads ? l.q_norm : l.k_norm, s.cos + angle, s.sin + angle,
+              w.qk + (t * num_heads + h) * l.head_dim, l.head_dim, s.rotary_dim, l.qk_norm_eps);
   }
 }
 
@@ -190,13 +205,55 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
   clock.mark(kOtherStage);
 }
 
+void embed(const DecoderEndsArgs& e, int64_t token_id, int64_t hidden, float* row) {
+  const int64_t first = token_id * hidden;
+  if (e.embedding_bits == 0) triptych_quant_unpack(e.embedding, &token_id, 1, hidden, row);
+  else if (e.embedding_bits == 16) widen_row((const bf16*)e.embedding + first, row, hidden);
+  else std::memcpy(row, (const float*)e.embedding + first, hidden * sizeof(float));
+  for (int64_t i = 0; e.embedding_scale != 1 && i < hidden; i++) row[i] *= e.embedding_scale;
+}
+
+// The last norm and the output head, of the rows that are wanted.
+template <class Format>
+void compute_logits(const DecoderStepArgs& s, Team& team, StageClock& clock) {
+  const DecoderEndsArgs& e = *s.ends;
+  const int64_t hidden = e.head.in_features;
+  const Workspace<Format> w(*s.layers[0], s.workspace, s.attention->num_tokens);
+  const Input<Format> normed{w.normed, (uint32_t*)w.prepared, hidden};
+  team.wait();
+  Team::for_rows(s.num_wanted, [&](int64_t r) {
+    const float* row = s.out + s.wanted[r] * hidden;
+    if (e.rounds) {
+      bf16* rounded = (bf16*)(w.added + r * hidden);
+      norm_row(row, e.norm, rounded, hidden, e.norm_eps);
+      widen_row(rounded, normed.row(r), hidden);
+    } else {
+      norm_row(row, e.norm, normed.row(r), hidden, e.norm_eps);
+    }
+    normed.written(r, s.num_wanted);
+  });
+  team.wait();
+  clock.mark(kOtherStage);
+  normed.multiply(e.head, s.logits, s.num_wanted);
+  team.wait();
+  clock.mark(kHeadStage);
+}
+
 template <class Format, class Cache>
 void decoder_layers(const DecoderStepArgs& s) {
   Team team;
 #pragma omp parallel
   {
     StageClock clock(s.stage_ns);
-    for (int64_t i = 0; i < s.num_layers; i++) compute_layer<Format, Cache>(*s.layers[i], s, i, i ? s.out : s.x, team, clock);
+    const float* x = s.x;
+    if (s.token_ids) {  // the first layer begins with the same rows in the same threads
+      const int64_t hidden = s.layers[0]->qkv.in_features;
+      Team::for_rows(s.attention->num_tokens, [&](int64_t r) { embed(*s.ends, s.token_ids[r], hidden, s.out + r * hidden); });
+      x = s.out;
+      clock.mark(kEmbeddingStage);
+    }
+    for (int64_t i = 0; i < s.num_layers; i++) compute_layer<Format, Cache>(*s.layers[i], s, i, i ? s.out : x, team, clock);
+    if (s.ends) compute_logits<Format>(s, team, clock);
   }
 }
 
@@ -205,6 +262,7 @@ void decoder_layers(const DecoderStepArgs& s) {
 extern "C" {
 
 int64_t triptych_decoder_layer_args_size() { return sizeof(DecoderLayerArgs); }
+int64_t triptych_decoder_ends_args_size() { return sizeof(DecoderEndsArgs); }
 int64_t triptych_decoder_step_args_size() { return sizeof(DecoderStepArgs); }
 int64_t triptych_lora_update_size() { return sizeof(LoraUpdate); }
 

@@ -7,6 +7,12 @@
 
 namespace triptych {
 
+inline void widen_row(const bf16* x, float* out, int64_t size) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(out + i, load(x + i));
+  for (; i < size; i++) out[i] = to_float(x[i]);
+}
+
 // 1 / rms(x).
 template <class In>
 inline float inverse_rms(const In* x, int64_t size, float eps) {

@@ -6,7 +6,7 @@
 
 namespace triptych {
 
-enum Stage { kLinearStage, kAttentionStage, kOtherStage };
+enum Stage { kLinearStage, kAttentionStage, kOtherStage, kEmbeddingStage, kHeadStage, kStages };
 
 // Nanoseconds of each stage, as measured by the first thread of a team. `mark` must be called after barriers, so that waiting for
 // other threads is part of the stage. One clock per thread.

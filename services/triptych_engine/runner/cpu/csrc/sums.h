@@ -31,6 +31,8 @@ struct Sums {
 
   // from: a row of it is from_stride after the row before; null: zeros.
   [[gnu::always_inline]] inline void begin(const float* from, int64_t from_stride) { begin(from, from_stride, kRows); }
+  // Adds the same to each row.
+  [[gnu::always_inline]] inline void add(const float* row) { add(row, kRows); }
   // An input of each row, times its weights.
   [[gnu::always_inline]] inline void add_input(const float* x, int64_t x_stride, const rf (&weight)[N]) {
     add_input(x, x_stride, weight, kRows);
@@ -52,6 +54,10 @@ struct Sums {
     (begin_row(from ? from + r * from_stride : nullptr, of[r]), ...);
   }
   template <int... r>
+  [[gnu::always_inline]] inline void add(const float* row, std::integer_sequence<int, r...>) {
+    (add_row(row, of[r]), ...);
+  }
+  template <int... r>
   [[gnu::always_inline]] inline void add_input(const float* x, int64_t x_stride, const rf (&weight)[N], std::integer_sequence<int, r...>) {
     (add_product(x[r * x_stride], weight, of[r]), ...);
   }
@@ -63,6 +69,12 @@ struct Sums {
     if (from) return load_row(from, row);
 #pragma GCC unroll 16
     for (int i = 0; i < N; i++) row[i] = rf{};
+  }
+  [[gnu::always_inline]] static inline void add_row(const float* added, rf (&row)[N]) {
+    rf some[N];
+    load_row(added, some);
+#pragma GCC unroll 16
+    for (int i = 0; i < N; i++) row[i] += some[i];
   }
   [[gnu::always_inline]] static inline void end_row(const rf (&row)[N], float* out) {
 #pragma GCC unroll 16

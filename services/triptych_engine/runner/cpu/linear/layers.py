@@ -76,7 +76,7 @@ class WideHead(nn.Module):
 
     def __init__(self, linear: PackedLinear) -> None:
         super().__init__()
-        self._linear = linear
+        self.linear = linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._linear(x.float())
+        return self.linear(x.float())

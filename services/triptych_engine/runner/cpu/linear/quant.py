@@ -88,13 +88,13 @@ class QuantEmbedding(nn.Module):
 
     def __init__(self, packed: PackedQuant, kernels: QuantKernels, scale: float = 1.0) -> None:
         super().__init__()
-        self.packed, self._kernels, self._scale = packed, kernels, scale
+        self.packed, self._kernels, self.scale = packed, kernels, scale
         # A model has the dtype and the device of its first parameter, and this may be its only one.
         self.sample = nn.Parameter(torch.empty(0), requires_grad=False)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         rows = self._kernels.unpack(self.packed, token_ids.flatten()).view(*token_ids.shape, -1)
-        return rows if self._scale == 1.0 else rows * self._scale
+        return rows if self.scale == 1.0 else rows * self.scale
 
 
 class CpuQuantizedModules:

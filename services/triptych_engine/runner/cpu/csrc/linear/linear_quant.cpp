@@ -78,7 +78,7 @@ template <class Format, int R>
 inline void quant_tile(const uint32_t* x, int64_t x_words, int64_t in, const QuantPanel& panel, const float* bias, Prefetch& next,
                        float* out, int64_t out_stride) {
   Sums<R, kRegisters> sums;
-  sums.begin(bias, 0);
+  sums.begin(nullptr, 0);
   const int64_t groups = num_quant_groups(in);
   for (int64_t begin = 0; begin < groups; begin += Format::kGroups) {
     const uint32_t* block = panel.data + begin / Format::kGroups * Format::kBlockWords;
@@ -90,6 +90,7 @@ inline void quant_tile(const uint32_t* x, int64_t x_words, int64_t in, const Qua
       add_part<Format, R, 0>(x, x_words, in, g, block + Format::kHeaderWords + (g - begin) * Format::kGroupWords, header, sums);
     }
   }
+  if (bias) sums.add(bias);
   sums.end(out, out_stride, panel.columns);
 }
 

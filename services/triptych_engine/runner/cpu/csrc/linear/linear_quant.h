@@ -35,3 +35,6 @@ struct FastQuantFormat {
 };
 
 }  // namespace triptych
+
+// Weights of some outputs of a table of panels, in any order, as fp32: out: [count, in]. No panel but the last may be padded.
+extern "C" void triptych_quant_unpack(const void* panels, const int64_t* outputs, int64_t count, int64_t in_features, float* out);

@@ -2,6 +2,7 @@
 //
 // Like linear_quant.cpp, it is compiled without contraction of products and sums.
 
+#include "linear/linear_quant.h"
 #include "linear/quant_exact.h"
 #include "linear/quant_format.h"
 
@@ -79,7 +80,6 @@ void triptych_quant_pack(int32_t format, const uint8_t* values, const void* scal
   });
 }
 
-// Weights of some outputs of a table of panels, in any order, as fp32: out: [count, in]. No panel but the last may be padded.
 void triptych_quant_unpack(const void* panels, const int64_t* outputs, int64_t count, int64_t in_features, float* out) {
 #pragma omp parallel for schedule(static) if (count > 16)
   for (int64_t i = 0; i < count; i++) {
