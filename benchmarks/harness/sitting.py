@@ -20,6 +20,8 @@ RESULTS = REPOSITORY / "benchmarks" / "results"
 #: Beyond this, what else runs on the machine decides about the figures.
 MAX_BUSY_PERCENT = 15.0
 _BUSY_SECONDS = 2.0
+#: Services that have just started get this long to come to rest: an engine still writes to its KV cache's memory once.
+_REST_SECONDS, _AT_REST_PERCENT = 20.0, 5.0
 
 
 def without_directories(command: str) -> str:
@@ -34,9 +36,13 @@ def describe(kind: str, services: Iterable[psutil.Process] = ()) -> dict:
         kind: the kind of the results; it is also the name of the program and of its report.
         services: processes whose share of what the cores do meanwhile is to be told.
     """
-    meter = BusyMeter(services)
-    time.sleep(_BUSY_SECONDS)
-    busy = meter.percent()
+    services, started_s = list(services), time.monotonic()
+    while True:
+        meter = BusyMeter(services)
+        time.sleep(_BUSY_SECONDS)
+        busy = meter.percent()
+        if busy["own"] <= _AT_REST_PERCENT or time.monotonic() - started_s > _REST_SECONDS:
+            break
     print(f"with nothing under load the cores are {busy['all']:.0f} % busy, {busy['own']:.0f} % with what is measured", flush=True)
     if busy["all"] > MAX_BUSY_PERCENT:
         print("warning: something else computes on this machine; no figure of this sitting can be trusted", flush=True)
