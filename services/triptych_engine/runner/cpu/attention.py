@@ -144,12 +144,13 @@ class CpuAttention:
 
     def _tiles_for(self, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Cut each sequence's tokens into tiles of at most row_tile / group: (sequence, first token, tokens) of each, int32."""
-        if group not in self._tiles and self._metadata.num_tokens == len(self._metadata.seq_lens):  # one token each
-            every = np.arange(self._metadata.num_tokens, dtype=np.int32)
-            self._tiles[group] = (every, every, np.ones_like(every))
-        elif group not in self._tiles:
+        if group not in self._tiles:
             start = self._metadata.query_start_loc
             lengths = np.diff(start)
+            if (lengths == 1).all():  # most steps
+                every = np.arange(len(lengths), dtype=np.int32)
+                self._tiles[group] = every, every, lengths
+                return self._tiles[group]
             size = max(1, self._kernels.row_tile // group)
             counts = -(-lengths // size)
             seq = np.repeat(np.arange(len(lengths), dtype=np.int32), counts)

@@ -33,10 +33,10 @@ class ModelKernel:
         self, stack: LayerStack, embedding: nn.Module, tables: PositionTables, norm: FusedRMSNorm, head: KernelLinear
     ) -> None:
         self._stack, self._embedding, self._tables = stack, embedding, tables
-        self._kept_alive, self._vocab_size = (norm, head), head.out_features
-        table = _embedding_table(embedding)
-        address, bits, scale = (None, 0, 1.0) if table is None else table
+        table, bits, scale = _embedding_table(embedding, head.out_features)
         self._looks_up = table is not None
+        self._kept_alive, self._vocab_size = (table, norm.scale, head.weight, head.bias), head.out_features
+        address = None if table is None else table.data_ptr()
         rounds = norm.dtype == torch.bfloat16
         self._ends = DecoderEndsArgs(address, norm.scale.data_ptr(), packed_weight(head), scale, norm.eps, bits, rounds)
 
@@ -70,21 +70,25 @@ class ModelKernel:
         else:
             embeds = self._embedding(token_ids[None]) if inputs_embeds is None else inputs_embeds
             x = embeds[0].float().contiguous()
-        cos, sin = self._tables.upto(position_ids)
+        cos, sin, rows = self._tables.of(position_ids)
         out, logits = torch.empty(num_tokens, self._ends.head.in_features), torch.empty(num_wanted, self._vocab_size)
         self._stack.run(
             backend, num_tokens, cos=cos, sin=sin, token_ids=ids, x=None if x is None else x.data_ptr(), out=out.data_ptr(),
-            positions=position_ids.data_ptr(), ends=ctypes.addressof(self._ends), wanted=wanted.data_ptr(), num_wanted=num_wanted,
-            logits=logits.data_ptr(),
+            positions=None if rows is None else rows.data_ptr(), ends=ctypes.addressof(self._ends), wanted=wanted.data_ptr(),
+            num_wanted=num_wanted, logits=logits.data_ptr(),
         )  # fmt: skip
         return logits
 
 
-def _embedding_table(embedding: Any) -> tuple[int, int, float] | None:
-    """Address, bits of a number (0 if it is quantised), and scale of an embedding that does nothing but look up and scale."""
-    if type(embedding) is QuantEmbedding:
-        return embedding.packed.table.data_ptr(), 0, embedding.scale
-    if type(embedding) is not nn.Embedding or embedding.max_norm is not None or not embedding.weight.is_contiguous():
-        return None
-    weight = embedding.weight
-    return (weight.data_ptr(), 8 * weight.dtype.itemsize, 1.0) if weight.dtype in (torch.float32, torch.bfloat16) else None
+def _embedding_table(embedding: Any, num_tokens: int) -> tuple[torch.Tensor | None, int, float]:
+    """The table of an embedding that does nothing but look up and scale, bits of a number (0 if quantised), and the scale.
+
+    None if it does more, or has fewer rows than there are tokens.
+    """
+    if type(embedding) is QuantEmbedding and embedding.packed.out_features >= num_tokens:
+        return embedding.packed.table, 0, embedding.scale
+    if type(embedding) is nn.Embedding and embedding.max_norm is None and embedding.num_embeddings >= num_tokens:
+        weight = embedding.weight.data
+        if weight.is_contiguous() and weight.dtype in (torch.float32, torch.bfloat16):
+            return weight, 8 * weight.dtype.itemsize, 1.0
+    return None, 0, 1.0

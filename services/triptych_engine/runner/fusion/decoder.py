@@ -1,4 +1,5 @@
 """A whole decoder of the common kind without the model's own forward pass: embedding, layers in one call, last norm, output head.
+Where the kernels can, all of these are one call.
 
 With few rows, a layer computes for about a hundred microseconds, while transformers' forward pass goes through a dozen Python calls
 per layer, and builds masks and outputs. Whether a model does nothing else does not depend on its class: its calls on a real input
@@ -60,6 +61,10 @@ class Decoder:
         embedding, rotary, norm, head = self._ends
         hidden = embedding(token_ids[None, :1])
         self._whole = self._kernels.whole_model(self._stack, embedding, (rotary, hidden, position_ids), norm, head)
+
+    def compute_by_parts(self) -> None:
+        """Compute the parts in several calls from now on."""
+        self._whole = None
 
     @property
     def is_one_call(self) -> bool:
@@ -129,28 +134,24 @@ def find_decoder(
     if len(shapes) != 1 or None in shapes:
         return None
     own_names = {module: name for name, module in model.named_modules()}
+    verdicts = verdicts or Verdicts()
 
     def find() -> list[str] | None:
         parts = _find_parts(model, kernels, layers, token_ids, position_ids)
         return None if parts is None else [own_names[part] for part in parts]
 
-    names = (verdicts or Verdicts()).of(question, find)
+    names = verdicts.of(question, find)
     if names is None:
         return None
-    return _decoder_of(kernels, layers, [model.get_submodule(name) for name in names], token_ids, position_ids)
-
-
-def _decoder_of(
-    kernels: FusedKernels,
-    layers: Sequence[FusedDecoderLayer],
-    parts: Sequence[nn.Module],
-    token_ids: torch.Tensor,
-    position_ids: torch.Tensor,
-) -> Decoder:
-    embedding, rotary, norm, head = parts
-    decoder = Decoder(kernels, embedding, rotary, layers, norm, head)
-    decoder.compute_as_one(token_ids, position_ids)
+    decoder = _decoder_of(kernels, layers, [model.get_submodule(name) for name in names])
+    if verdicts.of(f"{question} in one call", lambda: _computes_as_one(decoder, model, kernels, layers, token_ids, position_ids)):
+        decoder.compute_as_one(token_ids, position_ids)
     return decoder
+
+
+def _decoder_of(kernels: FusedKernels, layers: Sequence[FusedDecoderLayer], parts: Sequence[nn.Module]) -> Decoder:
+    embedding, rotary, norm, head = parts
+    return Decoder(kernels, embedding, rotary, layers, norm, head)
 
 
 def _find_parts(
@@ -167,8 +168,7 @@ def _find_parts(
     if parts is None:
         return None
     try:
-        decoder = _decoder_of(kernels, layers, parts, token_ids, position_ids)
-        if _computes_the_same(decoder, model, kernels, layers, token_ids, position_ids):
+        if _computes_the_same(_decoder_of(kernels, layers, parts), model, kernels, layers, token_ids, position_ids):
             return parts
         why = "compute something else"
     except Exception as error:  # the modules' code is not ours
@@ -214,7 +214,7 @@ def _computes_the_same(
     token_ids: torch.Tensor,
     position_ids: torch.Tensor,
 ) -> bool:
-    """Whether its logits are the model's, in one call and in several."""
+    """Whether its logits are the model's."""
     backend = trial_backend(layers, kernels, len(token_ids), model.dtype)
     if backend is None:
         return False
@@ -222,8 +222,24 @@ def _computes_the_same(
     with torch.inference_mode(), attending(backend):
         backend.begin(first_tokens(len(token_ids)))
         expected: Any = model(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)
-        for compute in (decoder.logits, decoder.logits_by_parts):
-            backend.begin(first_tokens(len(token_ids)))
-            if not torch.equal(compute(token_ids, position_ids, backend, None, every), expected.logits[0]):
-                return False
-    return True
+        backend.begin(first_tokens(len(token_ids)))
+        return torch.equal(decoder.logits(token_ids, position_ids, backend, None, every), expected.logits[0])
+
+
+def _computes_as_one(decoder: Decoder, *trial: Any) -> bool:
+    """Whether it computes all parts in one call, with the model's logits. It computes by parts afterwards.
+
+    Args:
+        trial: the further arguments of `_computes_the_same`.
+    """
+    try:
+        decoder.compute_as_one(*trial[-2:])
+        if not decoder.is_one_call or _computes_the_same(decoder, *trial):
+            return decoder.is_one_call
+        why = "computes something else"
+    except Exception as error:  # the modules' code is not ours
+        why = f"fails ({error})"
+    finally:
+        decoder.compute_by_parts()
+    log.warning("the model's parts are computed in several calls: one call %s", why)
+    return False

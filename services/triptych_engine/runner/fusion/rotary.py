@@ -23,8 +23,8 @@ class RotaryTables:
         return self._dense
 
 
-#: Positions that a table begins with.
-_FEWEST = 256
+#: Positions that a table begins with, and what it takes at most.
+_FEWEST, _MOST_BYTES = 256, 32 << 20
 
 
 class PositionTables:
@@ -35,12 +35,16 @@ class PositionTables:
     Args:
         rotary: hidden states, position ids -> cosines and sines, [1, num_tokens, rotary_dim] each.
         hidden: [1, 1, hidden_size], of which only shape, dtype and device matter.
-        num_axes: leading dimension of position ids; 0 for none.
+        position_ids: in the model's form; the largest one is the last of the context.
     """
 
-    def __init__(self, rotary: nn.Module, hidden: torch.Tensor, num_axes: int) -> None:
-        self._rotary, self._hidden, self._num_axes = rotary, hidden, num_axes
-        self._cos = self._sin = torch.empty(0)
+    def __init__(self, rotary: nn.Module, hidden: torch.Tensor, position_ids: torch.Tensor) -> None:
+        self._rotary, self._hidden = rotary, hidden
+        self._num_axes = 0 if position_ids.ndim == 2 else len(position_ids)
+        # Beyond the context, some models scale the angles of all positions that are computed together.
+        self._num_positions = int(position_ids.max()) + 1
+        self._cos, self._sin = self._computed(torch.arange(1))
+        self._most = _MOST_BYTES // max(1, 2 * self._cos.shape[1] * self._cos.itemsize)
 
     @classmethod
     def find(cls, rotary: nn.Module, hidden: torch.Tensor, position_ids: torch.Tensor) -> PositionTables | None:
@@ -49,10 +53,10 @@ class PositionTables:
         Args:
             position_ids: in the model's form, spread over the whole context.
         """
-        tables = cls(rotary, hidden, 0 if position_ids.ndim == 2 else len(position_ids))
+        tables = cls(rotary, hidden, position_ids)
         if not tables.takes(position_ids):
             return None
-        positions = position_ids.reshape(-1, position_ids.shape[-1])[0]
+        positions = _plain(position_ids)
         together = tables._computed(positions)
         for index in (0, len(positions) // 2, len(positions) - 1):
             alone = tables._computed(positions[index : index + 1])
@@ -64,18 +68,25 @@ class PositionTables:
         """Whether all axes have the same positions."""
         return position_ids.ndim == 2 or position_ids.stride(0) == 0
 
-    def upto(self, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, [n, rotary_dim] fp32 each, dense, with the rows of these positions and of others."""
+    def of(self, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """cos and sin, [n, rotary_dim] fp32 each, dense; and each token's row in them, [num_tokens] int64, or None if that is the
+        token's number."""
         needed = int(position_ids.numpy().max()) + 1
+        if needed > self._most:
+            return *self._computed(_plain(position_ids)), None
         if needed > len(self._cos):
-            positions = torch.arange(len(self._cos), max(needed, 2 * len(self._cos), _FEWEST))
-            cos, sin = self._computed(positions)
-            self._cos = torch.cat([self._cos.view(-1, cos.shape[1]), cos])
-            self._sin = torch.cat([self._sin.view(-1, sin.shape[1]), sin])
-        return self._cos, self._sin
+            size = min(max(needed, 2 * len(self._cos), _FEWEST), max(needed, self._num_positions), self._most)
+            cos, sin = self._computed(torch.arange(len(self._cos), size))
+            self._cos, self._sin = torch.cat([self._cos, cos]), torch.cat([self._sin, sin])
+        return self._cos, self._sin, position_ids
 
     @torch.inference_mode()
     def _computed(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         position_ids = positions.expand(self._num_axes, 1, -1) if self._num_axes else positions[None]
         cos, sin = self._rotary(self._hidden.expand(1, len(positions), -1), position_ids)
         return cos[0].float().contiguous(), sin[0].float().contiguous()
+
+
+def _plain(position_ids: torch.Tensor) -> torch.Tensor:
+    """[num_tokens] of position ids that are the same on all axes."""
+    return position_ids.reshape(-1, position_ids.shape[-1])[0]

@@ -213,9 +213,9 @@ void embed(const DecoderEndsArgs& e, int64_t token_id, int64_t hidden, float* ro
   for (int64_t i = 0; e.embedding_scale != 1 && i < hidden; i++) row[i] *= e.embedding_scale;
 }
 
-// The last norm and the output head, of the rows that are wanted.
+// The last norm and the output head, of the rows that are wanted. Not inlined: it would be compiled for each type of the cache.
 template <class Format>
-void compute_logits(const DecoderStepArgs& s, Team& team, StageClock& clock) {
+[[gnu::noinline]] void compute_logits(const DecoderStepArgs& s, Team& team, StageClock& clock) {
   const DecoderEndsArgs& e = *s.ends;
   const int64_t hidden = e.head.in_features;
   const Workspace<Format> w(*s.layers[0], s.workspace, s.attention->num_tokens);

@@ -1,4 +1,5 @@
-// Sums of products with inputs in fp32, which stay in registers: each of some rows, times the weights of some outputs.
+// Sums of products in fp32, which stay in registers: each of some rows, times the weights of some outputs. In attention, rows are queries
+// and weights keys, or rows are weights and outputs the components of values.
 #pragma once
 
 #include <utility>
