@@ -35,7 +35,7 @@ class ModelKernel:
         self._stack, self._embedding, self._tables = stack, embedding, tables
         table, bits, scale = _embedding_table(embedding, head.out_features)
         self._looks_up = table is not None
-        self._kept_alive, self._vocab_size = (table, norm.scale, head.weight, head.bias), head.out_features
+        self._kept_alive, self._vocab_size = (table, norm, head), head.out_features
         address = None if table is None else table.data_ptr()
         rounds = norm.dtype == torch.bfloat16
         self._ends = DecoderEndsArgs(address, norm.scale.data_ptr(), packed_weight(head), scale, norm.eps, bits, rounds)
