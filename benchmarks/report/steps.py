@@ -6,7 +6,7 @@ from benchmarks.report.plots import Chart, Line
 from benchmarks.report.tables import count, distinct, known_median, origin, section, table
 
 _WITHIN = (
-    "Where a decoder layer or the whole model is one call of a kernel, the kernel's own clock tells its parts from one another"
+    "Where a decoder layer or the whole model is one call of a kernel, the kernel's own clock measures its parts"
     " (`stage_clock.h`); elsewhere a clock stands around each part. The time of the step is of steps without any clock inside."
 )
 
