@@ -22,9 +22,10 @@ import torch  # noqa: E402
 from sentence_transformers import SentenceTransformer  # noqa: E402
 from triptych_common.model.pooling import served_model  # noqa: E402
 from triptych_common.model.store import EMBEDDING_MODEL, resolve_model  # noqa: E402
-from triptych_engine.assembly import make_scheduler, runner_config  # noqa: E402
+from triptych_engine.assembly import make_scheduler  # noqa: E402
 from triptych_engine.core import EngineCore  # noqa: E402
 from triptych_engine.executor.in_process import InProcessExecutor  # noqa: E402
+from triptych_engine.runner.config import runner_config  # noqa: E402
 from triptych_engine.scheduling.output import SequenceOutput  # noqa: E402
 from triptych_engine.scheduling.request import PoolingParams, Request, SamplingParams  # noqa: E402
 from triptych_engine.settings import EngineSettings  # noqa: E402
@@ -45,7 +46,7 @@ class Engine:
         info, pooling = served_model(path, "model", None, "embed")
         config = runner_config(settings, info, path, pooling)
         self._executor = InProcessExecutor(config)
-        self._scheduler = make_scheduler(settings, config, self._executor.load())
+        self._scheduler = make_scheduler(settings, self._executor.load(), info.max_model_len, generates=False)
 
     def embed(self, prompts: list[list[int]]) -> np.ndarray:
         """[n, size] of prompts that arrive together."""

@@ -14,10 +14,11 @@ from triptych_common.model import store as model_store
 
 set_torch_environment()  # as the engine does before torch is imported
 
-from triptych_engine.assembly import make_scheduler, runner_config  # noqa: E402
+from triptych_engine.assembly import make_scheduler  # noqa: E402
 from triptych_engine.core import EngineCore, new_device_thread  # noqa: E402
 from triptych_engine.executor.in_process import InProcessExecutor  # noqa: E402
 from triptych_engine.load import Load  # noqa: E402
+from triptych_engine.runner.config import runner_config  # noqa: E402
 from triptych_engine.runner.cpu.attention import CpuAttention  # noqa: E402
 from triptych_engine.runner.model_runner import ModelRunner  # noqa: E402
 from triptych_engine.scheduling.output import SequenceOutput  # noqa: E402
@@ -52,7 +53,7 @@ def load_engine(settings: EngineSettings) -> LoadedEngine:
     config = runner_config(settings, model, path)
     executor = InProcessExecutor(config)
     loaded = executor.load()
-    engine = LoadedEngine(Path(path), make_scheduler(settings, config, loaded), executor)
+    engine = LoadedEngine(Path(path), make_scheduler(settings, loaded, model.max_model_len), executor)
     if isinstance(engine.runner._backend, CpuAttention):
         engine.runner._backend.wait_for_prefault()  # as an engine is that has run for some seconds
     return engine

@@ -18,7 +18,7 @@ def run(settings: EngineSettings) -> None:
     async def serve(stop: asyncio.Event) -> None:
         set_torch_environment()
         with startup_objects_frozen():
-            from triptych_engine.service import EngineService  # imports torch, so only once the flags are valid
+            from triptych_engine.service import EngineService  # only once the flags are valid: it imports much
 
         await EngineService(settings).run(stop)
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import torch
 from triptych.errors import StartupError
 from triptych.v1 import common_pb2
-from triptych_common.host.cores import num_usable_cores
-from triptych_common.host.memory import private_memory, usable_memory
+from triptych_common.host.garbage import startup_objects_frozen
+from triptych_common.host.memory import private_memory
 from triptych_common.model.pooling import PoolingModel
 
-from triptych_engine.executor.in_process import InProcessExecutor
+from triptych_engine.executor.multiproc import MultiprocExecutor
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
 from triptych_engine.executor.simulated import SimulatedEngine, SimulatedExecutor
-from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.executor.worker import WorkerConfig, executor_of_worker
 from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.scheduler import Scheduler
@@ -23,30 +24,48 @@ from triptych_engine.scheduling.speculation.drafter import PromptLookupDrafter
 from triptych_engine.settings import EngineSettings
 
 log = logging.getLogger(__name__)
-#: Token budget of a step: (on a CPU, generates text) -> tokens.
-_DEFAULT_BUDGETS = {(True, True): 512, (True, False): 2048, (False, True): 8192, (False, False): 16384}
 
 
-def new_executor(settings: EngineSettings, config: RunnerConfig, vocab_size: int) -> Executor:
-    """The executor that the settings ask for. Raises StartupError."""
-    if settings.simulate is None:
-        return InProcessExecutor(config)
-    if config.pooling is not None:
-        raise StartupError("simulate needs a model that generates text")
-    log.warning("this engine is simulated: it computes nothing, and answers with made-up words")
-    return SimulatedExecutor(SimulatedEngine.read(settings.simulate), config.model_path, vocab_size, config.block_size)
+def new_executor(
+    settings: EngineSettings,
+    model: common_pb2.ModelInfo,
+    path: Path,
+    pooling: PoolingModel | None = None,
+    on_worker_lost: Callable[[], None] = lambda: None,
+) -> Executor:
+    """The executor that the settings ask for. Raises StartupError.
+
+    Args:
+        path: directory of the model.
+        pooling: how the model's hidden states become vectors or labels; None if it generates text.
+        on_worker_lost: called on another thread when a process that computes has ended by itself.
+    """
+    if settings.simulate is not None:
+        if pooling is not None:
+            raise StartupError("simulate needs a model that generates text")
+        log.warning("this engine is simulated: it computes nothing, and answers with made-up words")
+        return SimulatedExecutor(SimulatedEngine.read(settings.simulate), path, model.vocab_size, settings)
+    if settings.distributed_executor_backend == "mp":
+        # What this process takes itself is not the worker's.
+        make = partial(executor_of_worker, settings, model, path, pooling, private_memory())
+        worker = WorkerConfig(make, log_level=settings.log_level, log_format=settings.log_format)
+        return MultiprocExecutor(worker, settings.execute_model_timeout_s, on_worker_lost)
+    with startup_objects_frozen():  # these import torch, which this process does not need if a worker computes
+        from triptych_engine.executor.in_process import InProcessExecutor
+        from triptych_engine.runner.config import runner_config
+    return InProcessExecutor(runner_config(settings, model, path, pooling))
 
 
-def make_scheduler(settings: EngineSettings, config: RunnerConfig, loaded: ExecutorInfo) -> Scheduler:
+def make_scheduler(settings: EngineSettings, loaded: ExecutorInfo, max_model_len: int, *, generates: bool = True) -> Scheduler:
     """The scheduler for a loaded model. Steps are limited by time, and draft tokens weighed, if the executor has measured costs."""
     pacer = None if loaded.costs is None else StepPacer(loaded.costs, settings.max_step_ms / 1e3)
-    takes_drafts = settings.prompt_lookup and loaded.takes_drafts and not settings.async_scheduling
+    takes_drafts = settings.prompt_lookup and loaded.takes_drafts and not schedules_ahead(settings, loaded)
     return Scheduler(
-        KVCacheManager(loaded.num_blocks, loaded.block_size, settings.enable_prefix_caching and config.pooling is None),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        KVCacheManager(loaded.num_blocks, loaded.block_size, settings.enable_prefix_caching and generates),
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=loaded.max_num_batched_tokens,
         max_waiting=settings.max_waiting,
-        max_model_len=config.max_model_len,
+        max_model_len=max_model_len,
         max_embeddings=settings.embedding_cache_memory // loaded.embedding_bytes,
         can_chunk=loaded.can_chunk,
         pacer=pacer,
@@ -54,42 +73,29 @@ def make_scheduler(settings: EngineSettings, config: RunnerConfig, loaded: Execu
     )
 
 
-def runner_config(
-    settings: EngineSettings, model: common_pb2.ModelInfo, path: Path, pooling: PoolingModel | None = None
-) -> RunnerConfig:
-    """Derive the runner's configuration. Also sets the number of compute threads of this process."""
-    num_threads = None
-    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device)
-    if device.type == "cpu":
-        num_threads = settings.num_threads or num_usable_cores()
-        torch.set_num_threads(num_threads)
-    budget = settings.max_num_batched_tokens or _DEFAULT_BUDGETS[device.type == "cpu", pooling is None]
-    if pooling is not None and pooling.is_bidirectional:
-        budget = max(budget, model.max_model_len)  # a text is computed whole
-    if budget < settings.max_num_seqs:
-        raise StartupError(f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({settings.max_num_seqs})")
-    return RunnerConfig(
-        model_path=path,
-        model_name=model.name,
-        max_model_len=model.max_model_len,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=budget,
-        block_size=settings.block_size,
-        kv_cache_bytes=settings.kv_cache_memory,
-        memory_limit=settings.memory_limit or usable_memory().available + private_memory(),
-        memory_utilization=settings.memory_utilization,
-        reserved_bytes=settings.embedding_cache_memory if settings.encoder_addresses else 0,
-        dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
-        kv_cache_dtype=None if settings.kv_cache_dtype == "auto" else getattr(torch, settings.kv_cache_dtype),
-        prefault_kv_cache=settings.prefault_kv_cache,
-        device=device,
-        attention=settings.attention,
-        cuda_graphs=settings.cuda_graphs,
-        batch_invariant=settings.batch_invariant,
-        quantization=settings.quantization,
-        pooling=pooling,
-        lora_dir=settings.lora_dir,
-        max_loras=settings.max_loras,
-        num_threads=num_threads,
-        num_threads_while_encoding=num_threads and min(num_threads, settings.num_threads_while_encoding or num_threads),
+def schedules_ahead(settings: EngineSettings, loaded: ExecutorInfo) -> bool:
+    """Whether a step is scheduled while the one before it runs. By default, wherever this process does not compute it."""
+    computes_apart = loaded.is_asynchronous or settings.distributed_executor_backend == "mp"
+    return computes_apart if settings.async_scheduling is None else settings.async_scheduling
+
+
+def fitting_context(max_model_len: int, capacity: int, *, is_explicit: bool) -> int:
+    """The longest sequence, in tokens, lowered to what the KV cache holds (`capacity`).
+
+    Raises:
+        StartupError: it would have to be lowered, but the user asked for it.
+    """
+    if max_model_len <= capacity:
+        return max_model_len
+    if is_explicit:
+        raise StartupError(
+            f"max_model_len {max_model_len} does not fit: the KV cache holds {capacity} tokens; lower max_model_len to that, "
+            "or raise kv_cache_memory"
+        )
+    log.warning(
+        "the model's context of %d tokens does not fit: the KV cache holds %d tokens, which max_model_len is lowered to; raise "
+        "kv_cache_memory for longer sequences",
+        max_model_len,
+        capacity,
     )
+    return capacity

@@ -20,7 +20,7 @@ from typing import TypeVar
 from triptych.errors import InternalError, ServiceUnavailableError, TriptychError, UnimplementedError
 from triptych_common.arrivals import Arrivals
 
-from triptych_engine.executor.protocol import Executor
+from triptych_engine.executor.protocol import Executor, WorkerLostError
 from triptych_engine.load import Load, StepProgress, load_of
 from triptych_engine.media.item import Embeddings, Fetcher
 from triptych_engine.scheduling.block_pool import KVEvent
@@ -30,6 +30,8 @@ from triptych_engine.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+#: Restarts of the executor without a completed step between them.
+_MOST_RESTARTS = 3
 #: Called with step number, outputs and load, after each step and when requests end between steps. Must not block.
 OnOutputs = Callable[[int, Sequence[SequenceOutput], Load], None]
 #: Called with the number of the change, and the prefixes that were added and removed. Must not block.
@@ -54,6 +56,7 @@ class EngineCore:
             of spin between parallel regions, which halves the speed of small steps.
         fetcher: fetches the embeddings of media; without it, requests with media are refused.
         async_scheduling: schedule and launch a step while the previous one runs.
+        on_restart: called on the loop's thread with True before a lost executor is restored, and with False after it.
     """
 
     def __init__(
@@ -65,7 +68,10 @@ class EngineCore:
         device_thread: ThreadPoolExecutor | None = None,
         fetcher: Fetcher | None = None,
         async_scheduling: bool = False,
+        on_restart: Callable[[bool], None] = lambda is_restarting: None,
     ) -> None:
+        self._on_restart = on_restart
+        self._is_restarting, self._num_restarts = False, 0  # since a step was completed
         self._scheduler = scheduler
         self._executor = executor
         self.compile_constraint, self.load_lora = executor.compile_constraint, executor.load_lora  # before a request is added
@@ -135,6 +141,10 @@ class EngineCore:
         """Make what was freed usable again, and accept requests. The future has an error if that fails; the engine sleeps on."""
         return self.call(self._wake_up)
 
+    def recover(self) -> Future[None]:
+        """Restore an executor that was lost while nothing was computed."""
+        return self.call(self._recover_if_lost)
+
     def stop(self, timeout_s: float = 30.0) -> None:
         """End the loop after the current step; live requests are aborted."""
         self._commands.put(self._stop)
@@ -196,6 +206,8 @@ class EngineCore:
         try:
             self._executor.launch(scheduled)
             self._executor.sample(scheduled.step_id)
+        except WorkerLostError as error:
+            self._restart([scheduled], error)
         except Exception as error:
             self._fail(scheduled, error)
         else:
@@ -206,9 +218,13 @@ class EngineCore:
         scheduled, launched_s = self._in_flight.popleft()
         try:
             result = self._executor.result(scheduled.step_id)
+        except WorkerLostError as error:
+            self._restart([scheduled], error)
+            return
         except Exception as error:
             self._fail(scheduled, error)
             return
+        self._num_restarts = 0
         step_s = self._progress.ended(launched_s)
         outputs = self._scheduler.update_from_output(scheduled, result)
         self._step += 1
@@ -222,19 +238,57 @@ class EngineCore:
         while self._in_flight:
             self._complete()
 
+    def _restart(self, lost: list[SchedulerOutput], error: WorkerLostError) -> None:
+        """Replace an executor that was lost in these steps, and let the sequences go on. Raises if it cannot be replaced.
+
+        Streams see a pause, or go on at another engine: the load says that this one restarts.
+        """
+        self._num_restarts += 1
+        if self._num_restarts > _MOST_RESTARTS:
+            raise error
+        log.error("%s; starting another one", error)
+        lost += [scheduled for scheduled, _ in self._in_flight]
+        self._in_flight.clear()
+        self._is_restarting = True
+        self._on_restart(True)
+        failure = InternalError("the process that computes was lost in steps with this request; the engine's log has the details")
+        self._step += 1
+        self._publish(self._scheduler.restart(lost, failure))
+        if not self._stopping:
+            self._executor.restore()
+        self._is_restarting = False
+        self._publish([])
+        self._on_restart(False)
+
+    def _recover_if_lost(self) -> None:
+        if self._asleep:
+            return  # `restore` comes with `wake_up`
+        try:
+            self._executor.check_health()
+        except WorkerLostError as error:
+            self._restart([], error)
+
     def _fail(self, scheduled: SchedulerOutput, error: Exception) -> None:
         log.error("step %d failed with these requests: %s", self._step, ", ".join(scheduled.num_scheduled_tokens), exc_info=error)
         failure = InternalError(f"the engine step failed ({type(error).__name__}); the engine's log has the details")
         self._step += 1
         self._publish(self._scheduler.fail_step(scheduled, failure))
-        self._executor.check_health()  # raises when the device is lost: then the process must end, so that it is restarted
+        try:
+            self._executor.check_health()  # raises when the device is lost: then the process must end, so that it is restarted
+        except WorkerLostError as lost:
+            self._restart([], lost)
 
     def current_load(self) -> Load:
         """The load as it is now, for those who wait for a step."""
-        return replace(self.load, step_age_s=self._progress.age_s, num_recent=self._arrivals.num_recent)
+        return replace(
+            self.load,
+            step_age_s=self._progress.age_s,
+            num_recent=self._arrivals.num_recent,
+            is_restarting=self._is_restarting,
+        )
 
     def _publish(self, outputs: Sequence[SequenceOutput]) -> None:
-        self.load = load_of(self._scheduler, self._progress, self._arrivals)
+        self.load = replace(load_of(self._scheduler, self._progress, self._arrivals), is_restarting=self._is_restarting)
         self._on_outputs(self._step, outputs, self.load)
         self._publish_blocks()
 

@@ -32,6 +32,8 @@ class Load:
     longest_step_s: float
     #: Sequences that came lately, see `Arrivals`.
     num_recent: float
+    #: The process that computes was lost, and another one is being started.
+    is_restarting: bool = False
 
 
 class StepProgress:

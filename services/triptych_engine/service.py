@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import importlib
 import logging
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -21,13 +21,13 @@ from triptych_common.cluster.resolution import resolver_of
 from triptych_common.constraints.cache import warm_up
 from triptych_common.constraints.spec import KINDS
 from triptych_common.model import store as model_store
-from triptych_common.model.pooling import served_model
+from triptych_common.model.pooling import PoolingModel, served_model
 from triptych_common.rpc.control import State
 from triptych_common.rpc.security.roles import Role
 from triptych_common.rpc.security.tls import Tls
 from triptych_common.rpc.server import ServiceServer
 
-from triptych_engine.assembly import make_scheduler, new_executor, runner_config
+from triptych_engine.assembly import fitting_context, make_scheduler, new_executor, schedules_ahead
 from triptych_engine.core import EngineCore, new_device_thread
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
 from triptych_engine.kv_events.batches import KVEventBatches
@@ -38,9 +38,7 @@ from triptych_engine.metrics import EngineMetrics
 from triptych_engine.rpc.adapter_watch import AdapterWatch
 from triptych_engine.rpc.outbox import Outbox
 from triptych_engine.rpc.servicer import EngineServicer
-from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.lora.directory import LoraDirectory
-from triptych_engine.runner.memory import fitting_context
 from triptych_engine.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -62,6 +60,7 @@ class EngineService:
         self._fetches = FetchStatistics()
         self._counts: EngineMetrics | None = None
         self._died = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._device_thread = new_device_thread()
         self._loop = asyncio.get_running_loop()
         self._tls = Tls.of(settings.tls_dir, Role.ENGINE)
@@ -140,21 +139,21 @@ class EngineService:
         path = await asyncio.to_thread(model_store.resolve_model, settings.model, model_store.WEIGHT_PATTERNS)
         name = settings.served_model_name or model_store.served_name(settings.model)
         model, pooling = served_model(path, name, settings.max_model_len, settings.task)
-        config = runner_config(settings, model, path, pooling)
-        executor = await asyncio.to_thread(new_executor, settings, config, model.vocab_size)
+        executor = await asyncio.to_thread(new_executor, settings, model, path, pooling, self._on_worker_lost)
         publisher = None
         await self._server.start()
         try:
             publisher = new_publisher(settings, self._kv_events)
             loaded = await self._load(executor, stop, has_constraints=pooling is None and settings.simulate is None)
             if loaded is not None:
-                await self._serve(executor, config, model, loaded)
+                await self._serve(executor, model, path, pooling, loaded)
                 await self._until_stopped(stop)
         finally:
             self._servicer.refuse("the engine is stopping")
             await self._server.stop()
             if self._core is not None:
                 await asyncio.to_thread(self._core.stop)
+            await asyncio.to_thread(executor.close)
             if publisher is not None:
                 await publisher.close()
             if self._fetcher is not None:
@@ -167,22 +166,28 @@ class EngineService:
         if self._died.is_set():
             raise StartupError("the engine loop died; see the log above")
 
-    async def _serve(self, executor: Executor, config: RunnerConfig, model: common_pb2.ModelInfo, loaded: ExecutorInfo) -> None:
+    async def _serve(
+        self,
+        executor: Executor,
+        model: common_pb2.ModelInfo,
+        path: Path,
+        pooling: PoolingModel | None,
+        loaded: ExecutorInfo,
+    ) -> None:
         settings, traits = self._settings, loaded.media_traits
         model.max_model_len = fitting_context(
             model.max_model_len, loaded.num_blocks * loaded.block_size, is_explicit=settings.max_model_len is not None
         )
-        config = dataclasses.replace(config, max_model_len=model.max_model_len)
         model.vocab_size = loaded.vocab_size
         model.quantization = settings.quantization
         if settings.simulate is not None:
             del model.capabilities.modalities[:]
-        elif config.pooling is None:
+        elif pooling is None:
             model.capabilities.constraints.extend(KINDS)
-        model.capabilities.continuation = config.pooling is None
+        model.capabilities.continuation = pooling is None
         if isinstance(traits, MediaTraits):
             # Encoders know nothing of pooling, which is in the fingerprint of a model that embeds.
-            files = await asyncio.to_thread(model_store.model_info, config.model_path, model.name, config.max_model_len)
+            files = await asyncio.to_thread(model_store.model_info, path, model.name, model.max_model_len)
             encoders = Pool(
                 "encoder",
                 resolver_of(settings.encoder_addresses, "encoder", files.fingerprint),
@@ -198,8 +203,7 @@ class EngineService:
                 self._fetches,
                 self._server.tracer,
             )
-        scheduler = make_scheduler(settings, config, loaded)
-        on_gpu = config.device.type != "cpu"
+        scheduler = make_scheduler(settings, loaded, model.max_model_len, generates=pooling is None)
         self._core = EngineCore(
             scheduler,
             executor,
@@ -207,7 +211,8 @@ class EngineService:
             self._on_death,
             self._device_thread,
             self._fetcher,
-            async_scheduling=on_gpu if settings.async_scheduling is None else settings.async_scheduling,
+            async_scheduling=schedules_ahead(settings, loaded),
+            on_restart=self._on_restart,
         )
         if self._kv_events is not None:
             scheduler.kv_cache.pool.record_events()
@@ -218,20 +223,38 @@ class EngineService:
         self._core.start()
         self._model = model
         capacity = scheduler.kv_cache.capacity_tokens
-        self._servicer.attach(self._core, model, capacity, traits, config.pooling)
+        self._servicer.attach(self._core, model, capacity, traits, pooling)
         model.capabilities.lora = loaded.takes_loras
-        if config.lora_dir is not None and loaded.takes_loras:
-            watch = AdapterWatch(LoraDirectory(config.lora_dir), model, self._servicer.tell_model)
+        if settings.lora_dir is not None and loaded.takes_loras:
+            watch = AdapterWatch(LoraDirectory(settings.lora_dir), model, self._servicer.tell_model)
             self._servicer.on_lora = watch.loaded
             self._adapters = asyncio.create_task(watch.run(), name="adapters")
         if self._vllm is not None:
-            self._vllm.attach(self._core, model, config)
+            self._vllm.attach(self._core, model, path, settings, generates=pooling is None)
         self._state = State.SERVER_STATE_SERVING
         await self._server.health.set_ready(True)
         log.info("ready: %s, %d tokens of context, %d tokens of KV cache", model.name, model.max_model_len, capacity)
 
     def _on_death(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._died.set)
+
+    def _on_worker_lost(self) -> None:
+        if self._core is not None:
+            self._core.recover()
+
+    def _on_restart(self, is_restarting: bool) -> None:
+        self._loop.call_soon_threadsafe(self._restarts, is_restarting)
+
+    def _restarts(self, is_restarting: bool) -> None:
+        """The engine is not ready while its executor is being restored, unless it is not ready anyway."""
+        before, after = State.SERVER_STATE_SERVING, State.SERVER_STATE_STARTING
+        if not is_restarting:
+            before, after = after, before
+        if self._state == before:
+            self._state = after
+            task = self._loop.create_task(self._server.health.set_ready(not is_restarting))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def _register(self, server: grpc.aio.Server) -> None:
         engine_pb2_grpc.add_EngineServiceServicer_to_server(self._servicer, server)

@@ -7,8 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
+from triptych.errors import StartupError
 from triptych_common.model.pooling import TaskName
 from triptych_common.settings import DEFAULT_MODEL, TARGETS_HELP, GrpcServiceSettings, Port, Targets, parse_bytes
+
+#: Token budget of a step: (on a CPU, generates text) -> tokens.
+_DEFAULT_BUDGETS = {(True, True): 512, (True, False): 2048, (False, True): 8192, (False, False): 16384}
 
 
 class EngineSettings(GrpcServiceSettings):
@@ -66,6 +70,17 @@ class EngineSettings(GrpcServiceSettings):
     kv_events_topic: Annotated[
         str, Field(description="Topic of the messages of kv_events. llm-d wants kv@<address of the pod>:<port of REST>@<model>.")
     ] = ""
+    distributed_executor_backend: Annotated[
+        Literal["uni", "mp"],
+        Field(
+            description="Where the model is computed: in the engine's own process (uni), or in a process of its own (mp), as vLLM "
+            "calls them. With mp, a kernel that crashes or hangs costs no request: the process is replaced, which takes as long as "
+            "loading, and the sequences are computed again."
+        ),
+    ] = "uni"
+    execute_model_timeout_s: Annotated[
+        float, Field(gt=0, description="With mp, longest step, in seconds. A process that takes longer is replaced.")
+    ] = 300.0
     simulate: Annotated[
         Path | None,
         Field(
@@ -187,3 +202,10 @@ class EngineSettings(GrpcServiceSettings):
             "the same machine leaves.",
         ),
     ] = None
+
+    def token_budget(self, *, on_cpu: bool, generates: bool) -> int:
+        """Most tokens of a step. Raises StartupError if it has no room for all sequences."""
+        budget = self.max_num_batched_tokens or _DEFAULT_BUDGETS[on_cpu, generates]
+        if budget < self.max_num_seqs:
+            raise StartupError(f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({self.max_num_seqs})")
+        return budget

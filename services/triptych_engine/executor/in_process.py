@@ -28,12 +28,15 @@ class InProcessExecutor:
     Args:
         config: configuration of the runner that `load` builds.
         runner: a runner that is already loaded; `load` is then not needed.
+        verdicts: what another executor has found out about the same model.
     """
 
-    def __init__(self, config: RunnerConfig, runner: ModelRunner | EncoderRunner | None = None) -> None:
+    def __init__(
+        self, config: RunnerConfig, runner: ModelRunner | EncoderRunner | None = None, verdicts: Verdicts | None = None
+    ) -> None:
         self._config = config
         self._runner = runner
-        self._verdicts = Verdicts()
+        self._verdicts = Verdicts() if verdicts is None else verdicts
         if runner is not None:
             self._verdicts.of("num_blocks", lambda: runner.num_blocks)
         self._outputs: dict[int, ModelOutput] = {}  # step_id -> output of a step that is not sampled yet
@@ -56,9 +59,11 @@ class InProcessExecutor:
             vocab_size=runner.vocab_size,
             num_blocks=runner.num_blocks,
             block_size=self._config.block_size,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
             media_traits=runner.media_traits,
             embedding_bytes=runner.embedding_bytes,
             costs=costs if self._config.device.type == "cpu" else None,
+            is_asynchronous=self._config.device.type != "cpu",
             takes_drafts=self._config.pooling is None,
             takes_loras=runner.loras is not None,
         )
@@ -70,9 +75,11 @@ class InProcessExecutor:
             vocab_size=runner.vocab_size,
             num_blocks=runner.num_blocks,
             block_size=runner.block_size,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
             media_traits=runner.media_traits,
             embedding_bytes=runner.embedding_bytes,
             costs=None,
+            is_asynchronous=self._config.device.type != "cpu",
             can_chunk=False,
         )
 
@@ -126,3 +133,6 @@ class InProcessExecutor:
             runner = build_runner(self._config, verdicts=self._verdicts)
             runner.prepare()
             self._runner = runner
+
+    def close(self) -> None:
+        """It has started no process."""

@@ -13,6 +13,11 @@ from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 from triptych_engine.scheduling.step_costs import StepCosts
 
 
+class WorkerLostError(Exception):
+    """The process that computes has ended, or was ended because it hung. All sequences that it had, and its KV cache, are lost.
+    `Executor.restore` starts another one."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
     """What the rest of the engine needs to know about an executor and the model that it has loaded."""
@@ -22,10 +27,14 @@ class ExecutorInfo:
     block_size: int
     #: Traits of a model that takes media; for other models the reason why media are refused.
     media_traits: MediaTraits | str
+    #: Most tokens of a step.
+    max_num_batched_tokens: int
     #: Bytes of one embedding of a media item, including its deepstack additions to early layers.
     embedding_bytes: int
     #: Measured costs of steps, to limit steps by time; None where step times are not a useful measure, as on a GPU.
     costs: StepCosts | None
+    #: Whether `launch` returns before the step is computed, because a device apart from the host's cores computes it.
+    is_asynchronous: bool = False
     #: Whether steps may have draft tokens, which it verifies.
     takes_drafts: bool = False
     #: Whether sequences may have adapters.
@@ -39,8 +48,8 @@ class Executor(Protocol):
 
     A step takes three calls. They are separate so that the host can work while the device computes: for example, it can schedule
     the next step, or compute a grammar's token mask. All arguments and results are plain data, so that an executor can have its
-    workers in other processes. All calls come from one thread, the one that called `load`, except `compile_constraint` and
-    `load_lora`.
+    workers in other processes. Each call may raise a WorkerLostError then. All calls come from one thread, the one that called
+    `load`, except `compile_constraint`, `load_lora` and `close`.
     """
 
     def load(self) -> ExecutorInfo:
@@ -94,5 +103,10 @@ class Executor(Protocol):
         ...
 
     def restore(self) -> None:
-        """Make what was freed usable again, with as many blocks of KV cache as before. Raises like `load`."""
+        """Make what was freed, or lost with a process, usable again, with as many blocks of KV cache as before. Raises like
+        `load`."""
+        ...
+
+    def close(self) -> None:
+        """End the processes that it has started. Called once, at the end, on any thread."""
         ...

@@ -24,6 +24,7 @@ from triptych_engine.executor.protocol import ExecutorInfo
 from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 from triptych_engine.scheduling.request import TokenLogprobs
 from triptych_engine.scheduling.step_costs import StepCosts
+from triptych_engine.settings import EngineSettings
 
 #: Words that stay one token if an answer is tokenized again, as in the next turn of a conversation.
 _FIRST_WORD, _NEXT_WORD = re.compile(r"[A-Z][a-z]+"), re.compile(r"[Ġ▁][a-z]{2,}")
@@ -74,10 +75,11 @@ class SimulatedExecutor:
     Args:
         model_path: directory of the model; of its files, the tokenizer is read.
         vocab_size: number of token ids of the model.
+        settings: of the engine that it is the executor of.
     """
 
-    def __init__(self, engine: SimulatedEngine, model_path: Path, vocab_size: int, block_size: int) -> None:
-        self._engine, self._model_path, self._vocab_size, self._block_size = engine, model_path, vocab_size, block_size
+    def __init__(self, engine: SimulatedEngine, model_path: Path, vocab_size: int, settings: EngineSettings) -> None:
+        self._engine, self._model_path, self._vocab_size, self._settings = engine, model_path, vocab_size, settings
         self._first_words: Sequence[int] = ()
         self._next_words: Sequence[int] = ()
         self._sequences: dict[str, _Sequence] = {}
@@ -94,7 +96,8 @@ class SimulatedExecutor:
         return ExecutorInfo(
             vocab_size=self._vocab_size,
             num_blocks=self._engine.num_blocks,
-            block_size=self._block_size,
+            block_size=self._settings.block_size,
+            max_num_batched_tokens=self._settings.token_budget(on_cpu=True, generates=True),
             media_traits="a simulated engine takes no media",
             embedding_bytes=1,
             costs=self._engine.costs,
@@ -154,6 +157,9 @@ class SimulatedExecutor:
 
     def restore(self) -> None:
         """Nothing was freed."""
+
+    def close(self) -> None:
+        """It has no processes."""
 
 
 def _vocabulary(model_path: Path) -> dict[str, int]:

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from triptych.v1 import common_pb2
+from triptych_common.host.cores import num_usable_cores
+from triptych_common.host.memory import private_memory, usable_memory
 from triptych_common.model.pooling import PoolingModel
+
+from triptych_engine.settings import EngineSettings
 
 _CPU = torch.device("cpu")
 
@@ -50,3 +55,45 @@ class RunnerConfig:
     lora_dir: Path | None = None
     #: Adapters that may be loaded at once.
     max_loras: int = 8
+
+
+def runner_config(
+    settings: EngineSettings, model: common_pb2.ModelInfo, path: Path, pooling: PoolingModel | None = None
+) -> RunnerConfig:
+    """The configuration that follows from an engine's settings. Raises StartupError.
+
+    Also sets the number of compute threads of this process.
+    """
+    num_threads = None
+    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device)
+    if device.type == "cpu":
+        num_threads = settings.num_threads or num_usable_cores()
+        torch.set_num_threads(num_threads)
+    budget = settings.token_budget(on_cpu=device.type == "cpu", generates=pooling is None)
+    if pooling is not None and pooling.is_bidirectional:
+        budget = max(budget, model.max_model_len)  # a text is computed whole
+    return RunnerConfig(
+        model_path=path,
+        model_name=model.name,
+        max_model_len=model.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=budget,
+        block_size=settings.block_size,
+        kv_cache_bytes=settings.kv_cache_memory,
+        memory_limit=settings.memory_limit or usable_memory().available + private_memory(),
+        memory_utilization=settings.memory_utilization,
+        reserved_bytes=settings.embedding_cache_memory if settings.encoder_addresses else 0,
+        dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
+        kv_cache_dtype=None if settings.kv_cache_dtype == "auto" else getattr(torch, settings.kv_cache_dtype),
+        prefault_kv_cache=settings.prefault_kv_cache,
+        device=device,
+        attention=settings.attention,
+        cuda_graphs=settings.cuda_graphs,
+        batch_invariant=settings.batch_invariant,
+        quantization=settings.quantization,
+        pooling=pooling,
+        lora_dir=settings.lora_dir,
+        max_loras=settings.max_loras,
+        num_threads=num_threads,
+        num_threads_while_encoding=num_threads and min(num_threads, settings.num_threads_while_encoding or num_threads),
+    )

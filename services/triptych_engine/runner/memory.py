@@ -1,18 +1,15 @@
-"""How large the KV cache is unless a setting determines it, and whether the context fits into it."""
+"""How large the KV cache is unless a setting determines it."""
 
 from __future__ import annotations
 
 import gc
-import logging
 
 import torch
-from triptych.errors import StartupError
 from triptych_common.host.gpus import GPU_UTILIZATION
 from triptych_common.host.memory import private_memory
 
 from triptych_engine.runner.config import RunnerConfig
 
-log = logging.getLogger(__name__)
 #: Room for a step's intermediate results on a CPU.
 _WORKSPACE_BYTES = 256 << 20
 
@@ -47,25 +44,3 @@ def measured_kv_cache_bytes(config: RunnerConfig, most: int) -> int:
         most=most,
         utilization=config.memory_utilization,
     )
-
-
-def fitting_context(max_model_len: int, capacity: int, *, is_explicit: bool) -> int:
-    """The longest sequence, in tokens, lowered to what the KV cache holds (`capacity`).
-
-    Raises:
-        StartupError: it would have to be lowered, but the user asked for it.
-    """
-    if max_model_len <= capacity:
-        return max_model_len
-    if is_explicit:
-        raise StartupError(
-            f"max_model_len {max_model_len} does not fit: the KV cache holds {capacity} tokens; lower max_model_len to that, "
-            "or raise kv_cache_memory"
-        )
-    log.warning(
-        "the model's context of %d tokens does not fit: the KV cache holds %d tokens, which max_model_len is lowered to; raise "
-        "kv_cache_memory for longer sequences",
-        max_model_len,
-        capacity,
-    )
-    return capacity

@@ -169,11 +169,14 @@ class PromptPolicy:
             return [Fail(request, error)]
 
     def _admit(self, plan: StepPlan, request: Request, passed: Collection[Request] = ()) -> list[Decision] | None:
-        """The decisions about a waiting request; None if it has to wait for a seat or for blocks.
+        """The decisions about a waiting request; None if it has to wait for a seat or for blocks, or because another request runs
+        that may be why the executor was lost, as it may itself: the loss of a step with one of them names it.
 
         Args:
             passed: see `TenantReserve.may_admit`.
         """
+        if request.is_suspect and any(other.is_suspect for other in self._states.running):
+            return None
         try:
             cached_blocks = self._kv_cache.find_cached_prefix(request)
             start = len(cached_blocks) * self._kv_cache.block_size

@@ -248,6 +248,8 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         silent_s, load = self._num_silent_ticks * _TICK_S, self.reported_load
         if silent_s >= SILENCE_S:
             return f"nothing came from it for {silent_s:.1f} s"
+        if load.is_restarting:
+            return "it restarts the process that computes"
         if load.step_age_s > max(_MIN_HANGING_S, _HANGING_FACTOR * load.longest_step_s):
             return f"its step has been running for {load.step_age_s:.1f} s"
         return ""

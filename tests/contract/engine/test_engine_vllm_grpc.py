@@ -17,7 +17,6 @@ from typing import Any
 
 import grpc
 import pytest
-import torch
 from smg_grpc_proto.generated import common_pb2 as smg_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as vllm_grpc
@@ -27,7 +26,7 @@ from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.rpc.channels import open_channel
 from triptych_engine.rpc.vllm.convert import Sequences, engine_request
 from triptych_engine.rpc.vllm.servicer import VllmServicer
-from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.settings import EngineSettings
 
 
 @dataclass
@@ -53,8 +52,7 @@ def folder(tmp_path: Path) -> Path:
 async def routed(folder: Path) -> AsyncIterator[Routed]:
     async with an_engine(with_kv_events=True) as engine:
         servicer = VllmServicer(engine.servicer, lambda: engine.outbox.num_live_requests, engine.kv_events)
-        config = RunnerConfig(folder, "fake", 256, 4, 64, 4, None, device=torch.device("cpu"))
-        servicer.attach(engine.core, MODEL, config)
+        servicer.attach(engine.core, MODEL, folder, EngineSettings(max_num_seqs=4), generates=True)
         async with (
             serving(lambda server: vllm_grpc.add_VllmEngineServicer_to_server(servicer, server)) as address,
             open_channel(address) as channel,

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 from triptych_common.model.pooling import TaskName, served_model
-from triptych_engine.assembly import make_scheduler, runner_config
+from triptych_engine.assembly import make_scheduler
 from triptych_engine.core import EngineCore
 from triptych_engine.executor.in_process import InProcessExecutor
+from triptych_engine.runner.config import runner_config
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import PoolingParams, Request, SamplingParams
 from triptych_engine.settings import EngineSettings
@@ -28,7 +29,7 @@ class PoolingDriver:
         config = runner_config(settings, self.info, path, self.pooling)
         self.executor = InProcessExecutor(config)
         loaded = self.executor.load()
-        self.scheduler = make_scheduler(settings, config, loaded)
+        self.scheduler = make_scheduler(settings, loaded, self.info.max_model_len, generates=False)
 
     def run(self, prompts: Sequence[list[int]], params: PoolingParams | Sequence[PoolingParams] | None = None) -> list[np.ndarray]:
         """The results of prompts that arrive together."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triptych_common.constraints.spec import ConstraintSpec
-from triptych_engine.executor.protocol import ExecutorInfo
+from triptych_engine.executor.protocol import ExecutorInfo, WorkerLostError
 from triptych_engine.media.item import Embeddings, EmbeddingTensor, PromptMedia
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
 from triptych_engine.scheduling.request import SamplingParams, TokenLogprobs
@@ -107,6 +107,8 @@ class FakeRunner:
         self.fail_next_sample: Exception | None = None
         self.fail_next_step: Exception | None = None
         self.lost_device: Exception | None = None
+        self.lose_in_steps = 0  # the next so many steps lose the process that computes
+        self.num_restores = 0
         self.gate: threading.Semaphore | None = None  # if set, each step waits for one permit
         self.is_held = False  # the newest step had to wait for its permit, or still waits
         self.cache_allocated = True
@@ -115,10 +117,20 @@ class FakeRunner:
         self.loras: dict[str, Future[Any]] = {}
 
     def load(self) -> ExecutorInfo:
-        return ExecutorInfo(VOCAB_SIZE, 64, self._block_size, "the fake takes no media", 4, None)
+        return ExecutorInfo(VOCAB_SIZE, 64, self._block_size, "the fake takes no media", 256, 4, None)
 
     def restore(self) -> None:
+        self.num_restores += 1
         self.cache_allocated = self.model_loaded = True
+
+    def lose(self) -> None:
+        """Lose all sequences, steps and the cache, as a process that ends."""
+        self.sequences.clear()
+        self._in_flight.clear()
+        self._cache.clear()
+
+    def close(self) -> None:
+        """It has no processes."""
 
     def compile_constraint(self, spec: ConstraintSpec) -> Future[Any]:
         """Tests end the compilation."""
@@ -213,6 +225,10 @@ class FakeRunner:
             self.is_held = not self.gate.acquire(blocking=False)
             if self.is_held:
                 self.gate.acquire()
+        if self.lose_in_steps:
+            self.lose_in_steps -= 1
+            self.lose()
+            raise WorkerLostError("the fake's process was lost")
         if self.fail_next_step is not None:
             error, self.fail_next_step = self.fail_next_step, None
             for sequence, _, _ in step.chunks:

@@ -210,7 +210,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_blocks", "num_free_blocks", "block_size", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_generated_tokens", "step_age_s", "longest_step_s", "num_recent")
+    __slots__ = ("num_running", "num_waiting", "num_blocks", "num_free_blocks", "block_size", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_generated_tokens", "step_age_s", "longest_step_s", "num_recent", "is_restarting")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +223,7 @@ class Load(_message.Message):
     STEP_AGE_S_FIELD_NUMBER: _ClassVar[int]
     LONGEST_STEP_S_FIELD_NUMBER: _ClassVar[int]
     NUM_RECENT_FIELD_NUMBER: _ClassVar[int]
+    IS_RESTARTING_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_blocks: int
@@ -235,4 +236,5 @@ class Load(_message.Message):
     step_age_s: float
     longest_step_s: float
     num_recent: float
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., step_age_s: _Optional[float] = ..., longest_step_s: _Optional[float] = ..., num_recent: _Optional[float] = ...) -> None: ...
+    is_restarting: bool
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., step_age_s: _Optional[float] = ..., longest_step_s: _Optional[float] = ..., num_recent: _Optional[float] = ..., is_restarting: _Optional[bool] = ...) -> None: ...

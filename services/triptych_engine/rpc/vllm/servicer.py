@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -30,7 +31,7 @@ from triptych_engine.rpc.servicer import EngineServicer
 from triptych_engine.rpc.vllm.convert import Sequences, engine_request
 from triptych_engine.rpc.vllm.kv_events import KvEventRelay
 from triptych_engine.rpc.vllm.tokenizer import archive, chunks
-from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.settings import EngineSettings
 
 Context = grpc.aio.ServicerContext
 add_to_server = vllm_grpc.add_VllmEngineServicer_to_server
@@ -41,7 +42,9 @@ DESCRIPTOR = vllm_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
 class _Served:
     core: EngineCore
     model: common_pb2.ModelInfo
-    config: RunnerConfig
+    path: Path
+    settings: EngineSettings
+    generates: bool
 
 
 class VllmServicer(vllm_grpc.VllmEngineServicer):
@@ -60,9 +63,11 @@ class VllmServicer(vllm_grpc.VllmEngineServicer):
         self._started_s = time.monotonic()
         self._archive: asyncio.Future[bytes] | None = None
 
-    def attach(self, core: EngineCore, model: common_pb2.ModelInfo, config: RunnerConfig) -> None:
+    def attach(
+        self, core: EngineCore, model: common_pb2.ModelInfo, path: Path, settings: EngineSettings, *, generates: bool
+    ) -> None:
         """Answer from now on."""
-        self._served = _Served(core, model, config)
+        self._served = _Served(core, model, path, settings, generates)
 
     @property
     def _here(self) -> _Served:
@@ -103,12 +108,12 @@ class VllmServicer(vllm_grpc.VllmEngineServicer):
 
     async def GetModelInfo(self, request: vllm_pb2.GetModelInfoRequest, context: Context) -> vllm_pb2.GetModelInfoResponse:
         here = self._here
-        config: dict[str, Any] = read_json(here.config.model_path / "config.json")
+        config: dict[str, Any] = read_json(here.path / "config.json")
         text = text_config(config)
         sampling = {field.name: value for field, value in here.model.capabilities.default_sampling.ListFields()}
         return vllm_pb2.GetModelInfoResponse(
             model_path=here.model.name,
-            is_generation=here.config.pooling is None,
+            is_generation=here.generates,
             max_context_length=here.model.max_model_len,
             max_req_input_len=here.model.max_model_len,
             vocab_size=here.model.vocab_size,
@@ -116,7 +121,7 @@ class VllmServicer(vllm_grpc.VllmEngineServicer):
             tokenizer_path=here.model.name,
             model_type=str(config.get("model_type", "")),
             architectures=config.get("architectures") or [],
-            eos_token_ids=eos_token_ids(here.config.model_path),
+            eos_token_ids=eos_token_ids(here.path),
             pad_token_id=_number(text.get("pad_token_id")),
             bos_token_id=_number(text.get("bos_token_id")),
             default_sampling_params_json=json.dumps(sampling) if sampling else "",
@@ -130,7 +135,7 @@ class VllmServicer(vllm_grpc.VllmEngineServicer):
             server_type="vllm-grpc",
             data_parallel_size=1,
             block_size=here.core.load.block_size,
-            max_num_seqs=here.config.max_num_seqs,
+            max_num_seqs=here.settings.max_num_seqs,
             constrained_decoding_start="first_token",
         )
 
@@ -145,8 +150,8 @@ class VllmServicer(vllm_grpc.VllmEngineServicer):
             max_total_num_tokens=load.num_blocks * load.block_size,
             token_usage=used / load.num_blocks,
             cache_hit_rate=load.prefix_cache_hits / max(1, load.prefix_cache_queries),
-            utilization=load.num_running / here.config.max_num_seqs,
-            max_running_requests=here.config.max_num_seqs,
+            utilization=load.num_running / here.settings.max_num_seqs,
+            max_running_requests=here.settings.max_num_seqs,
         )
         now = datetime.now(UTC).isoformat()
         return vllm_pb2.GetLoadsResponse(timestamp=now, version=__version__, dp_rank_count=1, loads=[one])
@@ -155,7 +160,7 @@ class VllmServicer(vllm_grpc.VllmEngineServicer):
         self, request: smg_pb2.GetTokenizerRequest, context: Context
     ) -> AsyncIterator[smg_pb2.GetTokenizerChunk]:
         if self._archive is None or (self._archive.done() and self._archive.exception() is not None):
-            self._archive = asyncio.ensure_future(asyncio.to_thread(archive, self._here.config.model_path))
+            self._archive = asyncio.ensure_future(asyncio.to_thread(archive, self._here.path))
         for chunk in chunks(await asyncio.shield(self._archive)):
             yield chunk
 

@@ -12,11 +12,12 @@ from support.builders.engine import a_tiny_llama_config, save_random_model
 from triptych.errors import StartupError
 from triptych_common.host.memory import Memory, private_memory
 from triptych_common.model.pooling import served_model
-from triptych_engine.assembly import runner_config
+from triptych_engine.assembly import fitting_context
 from triptych_engine.executor.in_process import InProcessExecutor
 from triptych_engine.executor.protocol import ExecutorInfo
 from triptych_engine.runner.builder import build_runner
-from triptych_engine.runner.memory import fitting_context, kv_cache_bytes
+from triptych_engine.runner.config import runner_config
+from triptych_engine.runner.memory import kv_cache_bytes
 from triptych_engine.settings import EngineSettings
 
 GIB = 1 << 30
@@ -74,7 +75,7 @@ def test_an_explicit_size_wins(model: Path) -> None:
 
 
 def test_the_limit_is_what_is_available(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych_engine.assembly.usable_memory", lambda: Memory(GIB, 123))
+    monkeypatch.setattr("triptych_engine.runner.config.usable_memory", lambda: Memory(GIB, 123))
     engine = EngineSettings(model=str(model))
     info, _ = served_model(model, "tiny", None, "auto")
     assert runner_config(engine, info, model).memory_limit == pytest.approx(123 + private_memory(), abs=64 << 20)

@@ -160,6 +160,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._launch()
         setattr(self.runner, name, None)
 
+    @rule()
+    def lose_the_executor(self) -> None:
+        """With all steps in flight. Nobody ends who was not in a lost step before."""
+        self._launch()
+        may_end = {request_id for request_id, one in self.requests.items() if one.is_suspect or one.num_losses == 2}
+        self.runner.lose()
+        ended = self.scheduler.restart(self.in_flight, InternalError("lost twice"))
+        self.in_flight.clear()
+        assert all(output.finish_reason is FinishReason.ERROR and output.request_id in may_end for output in ended)
+        assert sum(one.is_suspect for one in self.scheduler._states.running) == 0
+        assert not self.scheduler.kv_cache.pool.num_blocks - self.scheduler.kv_cache.pool.num_free_blocks
+        self._note(ended)
+
     @rule(data=st.data())
     def fail_a_request(self, data: st.DataObject) -> None:
         if live := self.scheduler.live_request_ids:

@@ -17,6 +17,7 @@ from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import Request, SamplingParams
 from triptych_engine.scheduling.scheduler import Scheduler
+from triptych_engine.settings import EngineSettings
 
 BLOCK_SIZE = 4
 COSTS = {"fixed_s": 0.01, "decode_s": 0.002, "prompt_token_s": 0.001, "num_blocks": 32}
@@ -27,7 +28,7 @@ class Simulated:
 
     def __init__(self, folder: Path, *, async_scheduling: bool = False) -> None:
         byte_level_tokenizer().save(str(folder / "tokenizer.json"))
-        executor = SimulatedExecutor(SimulatedEngine(**COSTS), folder, VOCAB_SIZE, BLOCK_SIZE)
+        executor = SimulatedExecutor(SimulatedEngine(**COSTS), folder, VOCAB_SIZE, EngineSettings(block_size=BLOCK_SIZE))
         loaded = executor.load()
         self.kv_cache = KVCacheManager(loaded.num_blocks, loaded.block_size)
         self.scheduler = Scheduler(self.kv_cache, max_num_seqs=8, max_num_batched_tokens=64, max_waiting=100, max_model_len=256)
@@ -141,4 +142,4 @@ def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, content: str |
 
 def test_a_tokenizer_without_words_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="tokenizer"):
-        SimulatedExecutor(SimulatedEngine(**COSTS), tmp_path, VOCAB_SIZE, BLOCK_SIZE).load()  # type: ignore[arg-type]
+        SimulatedExecutor(SimulatedEngine(**COSTS), tmp_path, VOCAB_SIZE, EngineSettings()).load()  # type: ignore[arg-type]

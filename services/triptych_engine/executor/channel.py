@@ -1,0 +1,75 @@
+"""Messages between the processes of one engine, over a socket that nobody else can reach."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import socket
+import struct
+import threading
+from typing import Any
+
+_LENGTH = struct.Struct("<Q")
+#: Messages up to this size are copied once more, to be sent with one system call.
+_SMALL = 1 << 16
+
+
+class Channel:
+    """Sends and receives Python objects: the length as 8 bytes, then a pickle. Any thread may send; one receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket, self._lock = sock, threading.Lock()
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, socket.socket]:
+        """A channel, and the socket for the process at its other end."""
+        ours, theirs = socket.socketpair()
+        return cls(ours), theirs
+
+    def send(self, message: Any, timeout_s: float | None = None) -> None:
+        """Send a message; nothing is sent if it cannot be pickled. With a timeout, no other thread may use the channel.
+
+        Raises:
+            TimeoutError: the other end did not take it in time. The channel is of no use then.
+            OSError: the other end is gone.
+        """
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        with self._lock:
+            if timeout_s is not None:
+                self._socket.settimeout(timeout_s)
+            if len(data) <= _SMALL:
+                self._socket.sendall(_LENGTH.pack(len(data)) + data)
+            else:
+                self._socket.sendall(_LENGTH.pack(len(data)))
+                self._socket.sendall(data)
+
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """Wait for a message. With a timeout, no other thread may use the channel.
+
+        Raises:
+            TimeoutError: none came in time. The channel is of no use then.
+            EOFError: the other end is gone.
+        """
+        if timeout_s is not None:
+            self._socket.settimeout(timeout_s)
+        header = self._read(_LENGTH.size)
+        return pickle.loads(self._read(*_LENGTH.unpack(header)))  # noqa: S301 - from a process of this engine
+
+    def _read(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            try:
+                num_read = self._socket.recv_into(view)
+            except ConnectionError as error:
+                raise EOFError from error
+            if num_read == 0:
+                raise EOFError
+            view = view[num_read:]
+        return data
+
+    def close(self) -> None:
+        """End the conversation; the other end sees EOFError. A thread that receives here does as well."""
+        with contextlib.suppress(OSError):  # it has ended already
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()

@@ -1,0 +1,159 @@
+"""An executor whose work is done by a worker process.
+
+The engine's own process then keeps its interpreter lock for gRPC and the scheduler. A kernel that crashes takes no stream along:
+the worker is replaced, and the scheduler computes its sequences again. vLLM has the same two forms, its `uni` and `mp`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from typing import Any
+
+from triptych.errors import ServiceUnavailableError, StartupError
+from triptych_common.constraints.spec import ConstraintSpec
+
+from triptych_engine.executor.protocol import ExecutorInfo, WorkerLostError
+from triptych_engine.executor.worker import What, WorkerConfig
+from triptych_engine.executor.worker_process import WorkerProcess
+from triptych_engine.scheduling.output import SchedulerOutput, StepResult
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Prepared:
+    """Something that a worker keeps for as long as this object lives."""
+
+    number: int
+    what: What
+    #: Of an adapter.
+    digest: str
+
+
+class MultiprocExecutor:
+    """Implements `Executor` with a process.
+
+    Args:
+        config: what the worker begins with.
+        step_timeout_s: a worker that takes longer for a step hangs; it is ended.
+        on_lost: called on another thread when the worker has ended by itself.
+    """
+
+    def __init__(self, config: WorkerConfig, step_timeout_s: float = 300.0, on_lost: Callable[[], None] = lambda: None) -> None:
+        self._config, self._step_timeout_s, self._on_lost = config, step_timeout_s, on_lost
+        self._process: WorkerProcess | None = None
+        self._numbers = itertools.count()
+        #: Number -> what was asked, and the future of the answer.
+        self._asked: dict[int, tuple[What, Future[Any]]] = {}
+        self._prepared: weakref.WeakValueDictionary[int, Prepared] = weakref.WeakValueDictionary()
+        #: Numbers of what nobody needs any more. Finalizers add to it, at any time and on any thread.
+        self._released: deque[int] = deque()
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id; None if there is none."""
+        return None if self._process is None else self._process.pid
+
+    def load(self) -> ExecutorInfo:
+        info: ExecutorInfo
+        try:
+            info, verdicts = self._start().call("load")
+        except WorkerLostError as error:
+            raise StartupError(f"the model cannot be loaded: {error}") from error
+        # A later worker need not find out the same again.
+        self._config = replace(self._config, verdicts=verdicts, is_asynchronous=info.is_asynchronous)
+        return info
+
+    def launch(self, scheduled: SchedulerOutput) -> None:
+        released = [self._released.popleft() for _ in range(len(self._released))]
+        self._running().post("launch", scheduled, released, timeout_s=self._step_timeout_s)
+
+    def sample(self, step_id: int) -> None:
+        """Nothing to do: the worker samples as soon as it has launched the step."""
+
+    def result(self, step_id: int) -> StepResult:
+        process = self._running()
+        if self._config.is_asynchronous:
+            process.post("result", step_id, timeout_s=self._step_timeout_s)
+        result: StepResult = process.answer("result", step_id, timeout_s=self._step_timeout_s)
+        return result
+
+    def compile_constraint(self, spec: ConstraintSpec) -> Future[Any]:
+        return self._ask(("constraint", spec))
+
+    def load_lora(self, name: str) -> Future[Any]:
+        return self._ask(("lora", name))
+
+    def check_health(self) -> None:
+        self._running().call("check_health", timeout_s=self._step_timeout_s)
+
+    def free_cache(self) -> None:
+        self._running().call("free_cache")
+
+    def unload(self) -> None:
+        self._running().call("unload")
+
+    def restore(self) -> None:
+        if self._process is not None and not self._process.loss:
+            self._process.call("restore")
+            return
+        self._end()
+        self._start().call("restore")
+        self._prepare_again()
+
+    def close(self) -> None:
+        self._end()
+        for number in list(self._asked):
+            self._answered(number, "", ServiceUnavailableError("the engine is stopping", retry_after_s=5.0))
+
+    def _start(self) -> WorkerProcess:
+        self._process = WorkerProcess(self._config, self._answered, self._on_lost)
+        return self._process
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+    def _running(self) -> WorkerProcess:
+        if self._process is None:
+            raise ServiceUnavailableError("the engine's model is not loaded", retry_after_s=5.0)
+        return self._process
+
+    # -- what sequences need beside steps, on any thread --------------------------------------------------------------------------
+
+    def _ask(self, what: What) -> Future[Any]:
+        number, future = next(self._numbers), Future[Any]()
+        process = self._running()
+        self._asked[number] = what, future
+        process.ask(number, what)
+        return future
+
+    def _answered(self, number: int, digest: str, error: Exception | None) -> None:
+        what, future = self._asked.pop(number)
+        if error is not None:
+            future.set_exception(error)
+            return
+        prepared = self._prepared.get(number)
+        if prepared is None:
+            prepared = self._prepared[number] = Prepared(number, what, digest)
+            weakref.finalize(prepared, self._released.append, number).atexit = False
+        elif prepared.digest != digest:
+            log.warning("the adapter %s was replaced; the sequences that have the old one cannot go on", what[1])
+        future.set_result(prepared)
+
+    def _prepare_again(self) -> None:
+        """Ask a new worker for all that the old one had, or was asked for. Adapters must be there before the next step."""
+        process = self._running()
+        waiting = list(self._asked.items())
+        had = [(prepared.number, (prepared.what, Future[Any]())) for prepared in list(self._prepared.values())]
+        self._asked.update(had)
+        for number, (what, _) in (*waiting, *had):
+            process.ask(number, what)
+        wait([future for _, (what, future) in had if what[0] == "lora"], self._step_timeout_s)

@@ -1,0 +1,139 @@
+"""A worker process as its engine sees it: calls, what it was asked to prepare, and how it ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from triptych_engine.executor.channel import Channel
+from triptych_engine.executor.protocol import WorkerLostError
+from triptych_engine.executor.worker import DUMP_SIGNAL, Answer, What, WorkerConfig
+
+log = logging.getLogger(__name__)
+#: How long a process gets to write the stacks of its threads, and to end when it is asked to, in seconds.
+_DUMP_S, _END_S = 1.0, 5.0
+
+
+class WorkerProcess:
+    """Starts a process of `triptych_engine.executor.worker`. It ends with this process, at the latest.
+
+    Args:
+        config: what it begins with.
+        on_prepared: called on another thread with each answer about preparations: number, digest, error.
+        on_lost: called on another thread when the process has ended by itself.
+    """
+
+    def __init__(
+        self, config: WorkerConfig, on_prepared: Callable[[int, str, Exception | None], None], on_lost: Callable[[], None]
+    ) -> None:
+        self._on_prepared, self._on_lost = on_prepared, on_lost
+        #: Why it has ended; empty while it runs.
+        self.loss = ""
+        #: Call -> answer that came before it was waited for: that of a step which is in flight when something else is asked.
+        self._answers: dict[tuple[Any, ...], Answer] = {}
+        self._steps, steps = Channel.pair()
+        self._preparations, preparations = Channel.pair()
+        with steps, preparations:
+            descriptors = (steps.fileno(), preparations.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "triptych_engine.executor.worker", *map(str, descriptors)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=descriptors,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+        self.pid = self._process.pid
+        self._steps.send(config)
+        threading.Thread(target=self._receive, name="preparations", daemon=True).start()
+
+    def post(self, name: str, *arguments: Any, timeout_s: float | None = None) -> None:
+        """Make a call that is not answered. Raises WorkerLostError."""
+        try:
+            self._steps.send((name, *arguments), timeout_s)
+        except TimeoutError:
+            raise self._hangs(name, timeout_s) from None
+        except OSError:
+            raise self._lost() from None
+
+    def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """Make a call and wait for what it returns.
+
+        Raises:
+            WorkerLostError: the process has ended, or was ended because it did not answer in time.
+            Exception: what the call raised.
+        """
+        self.post(name, *arguments, timeout_s=timeout_s)
+        return self.answer(name, *arguments, timeout_s=timeout_s)
+
+    def answer(self, *call: Any, timeout_s: float | None = None) -> Any:
+        """Wait for the answer to a call that was posted, or that is answered by itself. Raises like `call`."""
+        try:
+            while call not in self._answers:
+                answer: Answer = self._steps.receive(timeout_s)
+                self._answers[answer.call] = answer
+        except TimeoutError:
+            raise self._hangs(call[0], timeout_s) from None
+        except (EOFError, OSError):
+            raise self._lost() from None
+        answer = self._answers.pop(call)
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
+
+    def ask(self, number: int, what: What) -> None:
+        """Ask to prepare something. A process that has ended does not answer."""
+        try:
+            self._preparations.send((number, *what))
+        except OSError:
+            log.debug("the worker has ended; %s is asked for again when there is another one", what[0])
+
+    def end(self) -> None:
+        """End the process, if it still runs. It has no part in what it was computing."""
+        self.loss = self.loss or "it was ended"
+        self._steps.close()
+        self._preparations.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                answer = self._preparations.receive()
+            except (EOFError, OSError):
+                break
+            self._on_prepared(*answer)
+        if not self.loss:
+            self._lost()
+            self._on_lost()
+
+    def _lost(self) -> WorkerLostError:
+        """The error for a process that has closed its channels."""
+        if not self.loss:
+            try:
+                status = self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                status = self._process.wait()
+            how = f"ended with exit status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
+            self.loss = f"the engine's worker (process {self.pid}) {how}; its output is above"
+        return WorkerLostError(self.loss)
+
+    def _hangs(self, name: str, timeout_s: float | None) -> WorkerLostError:
+        """End a process that does not answer. Its stacks go to the log."""
+        if not self.loss:
+            self.loss = f"the engine's worker (process {self.pid}) did not answer to {name!r} within {timeout_s:g} s"
+            log.error("%s; the stacks of its threads follow", self.loss)
+            self._process.send_signal(DUMP_SIGNAL)
+            time.sleep(_DUMP_S)
+            self._process.kill()
+            self._process.wait()
+        return WorkerLostError(self.loss)

@@ -1,0 +1,105 @@
+"""Executors for a worker process to run: they must be importable there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from triptych.errors import ModelNotFoundError, UnsupportedModelError
+from triptych_common.constraints.spec import ConstraintSpec
+from triptych_engine.executor.multiproc import MultiprocExecutor
+from triptych_engine.executor.protocol import ExecutorInfo
+from triptych_engine.executor.worker import WorkerConfig
+from triptych_engine.runner.verdicts import Verdicts
+from triptych_engine.scheduling.output import SchedulerOutput
+
+from support.fakes.runner import FakeRunner
+
+#: A token that a prompt begins with -> what its step does to the process.
+CRASH, HANG, EXIT, FAIL, PRINT = range(40, 45)
+
+
+class DangerousRunner(FakeRunner):
+    """A `FakeRunner` that does what prompts say, in a worker process."""
+
+    def __init__(self, verdicts: Verdicts) -> None:
+        super().__init__()
+        self._verdicts = verdicts
+        self._released: list[str] = []
+
+    def load(self) -> ExecutorInfo:
+        self._verdicts.of("loaded by", os.getpid)
+        return super().load()
+
+    def launch(self, scheduled: SchedulerOutput) -> None:
+        for new in scheduled.new:
+            match new.token_ids[0]:
+                case 40:
+                    ctypes.string_at(0)
+                case 41:
+                    time.sleep(600)
+                case 42:
+                    os._exit(3)
+                case 43:
+                    self.fail_next_launch = ValueError(f"from process {os.getpid()}")
+        super().launch(scheduled)
+
+    def compile_constraint(self, spec: ConstraintSpec) -> Future[Any]:
+        prepared: Future[Any] = Future()
+        if spec.text == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        prepared.set_result(Compiled())
+        return prepared
+
+    def load_lora(self, name: str) -> Future[Any]:
+        prepared: Future[Any] = Future()
+        if name == "unknown":
+            prepared.set_exception(ModelNotFoundError(f"there is no adapter {name!r}", field="lora"))
+        else:
+            prepared.set_result(Compiled(f"digest of {name}"))
+        return prepared
+
+    def free_cache(self) -> None:
+        print(f"{Compiled.num_alive} are prepared", file=sys.stderr, flush=True)
+
+
+class Compiled:
+    """Counts how many of it there are."""
+
+    num_alive = 0
+
+    def __init__(self, digest: str = "") -> None:
+        self.digest = digest
+        Compiled.num_alive += 1
+
+    def __del__(self) -> None:
+        Compiled.num_alive -= 1
+
+
+class Refusing(DangerousRunner):
+    """Cannot load its model."""
+
+    def load(self) -> ExecutorInfo:
+        raise UnsupportedModelError("this model is of no kind that is known")
+
+
+class Dying(DangerousRunner):
+    """Ends while it loads."""
+
+    def load(self) -> ExecutorInfo:
+        os._exit(9)
+
+
+def a_worker(kind: type[DangerousRunner] = DangerousRunner, step_timeout_s: float = 60.0, **options: Any) -> MultiprocExecutor:
+    """An executor with a fake runner in a process of its own."""
+    return MultiprocExecutor(WorkerConfig(partial(_make, kind)), step_timeout_s, **options)
+
+
+def _make(kind: type[DangerousRunner], verdicts: Verdicts) -> DangerousRunner:
+    return kind(verdicts)

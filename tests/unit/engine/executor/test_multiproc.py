@@ -1,0 +1,265 @@
+"""An engine whose model is computed by another process: what that process does, and how it ends, in all ways."""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from support.builders.engine import a_request, a_scheduler
+from support.fakes.runner import VOCAB_SIZE, expected_output
+from support.fakes.worker import CRASH, EXIT, FAIL, HANG, Dying, Refusing, a_worker
+from triptych.errors import InternalError, ModelNotFoundError, ServiceUnavailableError, StartupError, UnsupportedModelError
+from triptych_common.constraints.spec import ConstraintSpec
+from triptych_engine.core import EngineCore
+from triptych_engine.executor.multiproc import MultiprocExecutor
+from triptych_engine.executor.protocol import WorkerLostError
+from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput
+from triptych_engine.scheduling.request import FinishReason, Request
+
+WAIT_S = 60.0
+
+
+class Engine:
+    """A core with a worker process."""
+
+    def __init__(self, executor: MultiprocExecutor, *, async_scheduling: bool = True) -> None:
+        self.executor = executor
+        self.loaded = executor.load()
+        self.scheduler = a_scheduler(self.loaded.num_blocks, self.loaded.block_size)
+        self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.tokens = defaultdict[str, list[int]](list)
+        self.last: dict[str, SequenceOutput] = {}
+        self.core = EngineCore(self.scheduler, executor, self._publish, async_scheduling=async_scheduling)
+        self.core.start()
+
+    def _publish(self, step: int, outputs: list[SequenceOutput], load: object) -> None:
+        for output in outputs:
+            self.tokens[output.request_id] += output.token_ids
+            if output.finish_reason is not None:
+                self.last[output.request_id] = output
+                self._ended.put(output.request_id)
+
+    def finish(self, *requests: Request) -> None:
+        """Add requests, and wait until all have ended."""
+        for request in requests:
+            self.core.add(request)
+        for _ in requests:
+            self._ended.get(timeout=WAIT_S)
+
+    def stop(self) -> None:
+        self.core.stop()
+        self.executor.close()
+
+
+@pytest.fixture
+def started() -> Iterator[list[Engine]]:
+    """Engines to be stopped."""
+    engines: list[Engine] = []
+    yield engines
+    for engine in engines:
+        pid = engine.executor.pid
+        engine.stop()
+        assert pid is None or not psutil.pid_exists(pid), "no process is left"
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def engine(request: pytest.FixtureRequest, started: list[Engine]) -> Engine:
+    started.append(Engine(a_worker(), async_scheduling=request.param))
+    return started[0]
+
+
+def some_requests(num: int = 6) -> list[Request]:
+    return [a_request(f"r{index}", [1, 2, 3, 4, index], max_tokens=10) for index in range(num)]
+
+
+def assert_expected(engine: Engine, requests: list[Request]) -> None:
+    for request in requests:
+        assert engine.tokens[request.request_id] == expected_output(request.prompt_token_ids, request.sampling)
+
+
+def test_texts_are_the_same_as_in_one_process(engine: Engine) -> None:
+    requests = some_requests()
+    engine.finish(*requests)
+    assert_expected(engine, requests)
+    assert engine.loaded.vocab_size == VOCAB_SIZE
+    assert engine.executor.pid != os.getpid()
+
+
+def test_a_step_that_fails_fails_its_requests_only(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    pid = engine.executor.pid
+    engine.finish(a_request("bad", [FAIL, 1]))
+    assert isinstance(engine.last["bad"].error, InternalError)
+    notes = [note for record in caplog.records if record.exc_info for note in getattr(record.exc_info[1], "__notes__", ())]
+    assert any("in the engine's worker" in note and "in launch" in note for note in notes), "its stack is in the log"
+    requests = some_requests()
+    engine.finish(*requests)
+    assert_expected(engine, requests)
+    assert engine.executor.pid == pid
+
+
+@pytest.mark.parametrize("end", [CRASH, EXIT])
+def test_a_request_that_ends_the_process_is_the_only_one_to_fail(started: list[Engine], end: int) -> None:
+    engine = Engine(a_worker())
+    started.append(engine)
+    requests = some_requests()
+    engine.finish(*requests, a_request("poison", [end, 1]))
+    assert_expected(engine, requests)
+    assert isinstance(engine.last["poison"].error, InternalError)
+    assert "was lost in steps with this request" in str(engine.last["poison"].error)
+
+
+def test_a_process_that_hangs_is_replaced_and_tells_where_it_was(
+    started: list[Engine], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(a_worker(step_timeout_s=1.0))
+    started.append(engine)
+    requests = some_requests(2)
+    engine.finish(*requests, a_request("poison", [HANG, 1]))
+    assert_expected(engine, requests)
+    assert engine.last["poison"].finish_reason is FinishReason.ERROR
+    assert "did not answer to 'result' within 1 s" in caplog.text
+    assert "fakes/worker.py" in capfd.readouterr().err, "the stacks of its threads"
+
+
+def test_a_stopped_process_is_replaced(started: list[Engine]) -> None:
+    engine = Engine(a_worker(step_timeout_s=1.0))
+    started.append(engine)
+    assert engine.executor.pid is not None
+    stopped = psutil.Process(engine.executor.pid)
+    stopped.send_signal(signal.SIGSTOP)
+    requests = some_requests(2)
+    engine.finish(*requests)
+    assert_expected(engine, requests)
+    assert not stopped.is_running()
+
+
+def test_an_idle_process_that_is_killed_is_told_at_once() -> None:
+    lost = threading.Event()
+    executor = a_worker(on_lost=lost.set)
+    executor.load()
+    assert executor.pid is not None
+    os.kill(executor.pid, signal.SIGKILL)
+    assert lost.wait(WAIT_S)
+    with pytest.raises(WorkerLostError, match="was ended by SIGKILL"):
+        executor.check_health()
+    lost.clear()
+    executor.restore()
+    executor.check_health()
+    executor.close()
+    executor.close()
+    assert not lost.is_set(), "it was asked to end"
+
+
+def test_errors_of_loading_come_back() -> None:
+    executor = a_worker(Refusing)
+    with pytest.raises(UnsupportedModelError, match="of no kind that is known"):
+        executor.load()
+    executor.close()
+
+
+def test_a_process_that_ends_while_it_loads_is_told() -> None:
+    executor = a_worker(Dying)
+    with pytest.raises(StartupError, match="ended with exit status 9"):
+        executor.load()
+    executor.close()
+
+
+def test_before_loading_nothing_can_be_asked() -> None:
+    with pytest.raises(ServiceUnavailableError):
+        a_worker().compile_constraint(ConstraintSpec("regex", "a"))
+
+
+def test_what_nobody_holds_is_released(capfd: pytest.CaptureFixture[str]) -> None:
+    executor = a_worker()
+    executor.load()
+
+    def num_prepared() -> int:
+        gc.collect()
+        executor.launch(SchedulerOutput())
+        executor.result(0)
+        capfd.readouterr()
+        executor.free_cache()
+        return int(capfd.readouterr().err.split()[0])
+
+    held = [executor.compile_constraint(ConstraintSpec("regex", text)).result(WAIT_S) for text in "abc"]
+    adapter = executor.load_lora("mine").result(WAIT_S)
+    assert adapter.digest == "digest of mine"
+    assert num_prepared() == 4
+    held.pop()
+    assert num_prepared() == 3
+    executor.compile_constraint(ConstraintSpec("regex", "of nobody")).result(WAIT_S)
+    held.clear()
+    assert num_prepared() == 1
+    with pytest.raises(ModelNotFoundError, match="no adapter 'unknown'") as refused:
+        executor.load_lora("unknown").result(WAIT_S)
+    assert refused.value.field == "lora"
+    executor.close()
+
+
+def test_a_new_process_has_what_the_old_one_had(capfd: pytest.CaptureFixture[str]) -> None:
+    lost = threading.Event()
+    executor = a_worker(on_lost=lost.set)
+    executor.load()
+    held = [executor.compile_constraint(ConstraintSpec("regex", "a")).result(WAIT_S), executor.load_lora("mine").result(WAIT_S)]
+    # It is asked for, and dies of it.
+    asked = executor.compile_constraint(ConstraintSpec("regex", "crash"))
+    assert lost.wait(WAIT_S)
+    executor._asked[max(executor._asked)] = ("constraint", ConstraintSpec("regex", "b")), asked
+    executor.restore()
+    held.append(asked.result(WAIT_S))
+    capfd.readouterr()
+    while not (said := capfd.readouterr().err).startswith("3 are prepared"):
+        assert not said or said.split()[0] in "0123"
+        executor.free_cache()
+    executor.close()
+
+
+def test_at_the_end_nobody_waits_for_what_was_asked() -> None:
+    executor = a_worker()
+    executor.load()
+    os.kill(executor.pid or 0, signal.SIGSTOP)
+    asked = executor.compile_constraint(ConstraintSpec("regex", "a"))
+    executor.close()
+    with pytest.raises(ServiceUnavailableError, match="is stopping"):
+        asked.result(WAIT_S)
+
+
+_PARENT = """
+import sys
+from support.builders.engine import a_request, a_scheduler
+from support.fakes.worker import HANG, a_worker
+from triptych_engine.core import EngineCore
+
+executor = a_worker()
+executor.load()
+scheduler = a_scheduler()
+core = EngineCore(scheduler, executor, lambda *arguments: None)
+print(executor.pid, flush=True)
+if sys.argv[1] == "in a step":
+    scheduler.add(a_request("r", [HANG]))
+    core.step()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("when", ["idle", "in a step"])
+def test_it_ends_with_the_engine_however_that_ends(when: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", _PARENT, when], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        worker = psutil.Process(int(parent.stdout.readline()))
+        time.sleep(0.5)
+        parent.kill()
+        worker.wait(WAIT_S)
