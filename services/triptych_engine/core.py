@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -20,18 +18,17 @@ from typing import TypeVar
 from triptych.errors import InternalError, ServiceUnavailableError, TriptychError, UnimplementedError
 from triptych_common.arrivals import Arrivals
 
-from triptych_engine.executor.protocol import Executor, WorkerLostError
+from triptych_engine.executor.protocol import Executor
 from triptych_engine.load import Load, StepProgress, load_of
 from triptych_engine.media.item import Embeddings, Fetcher
 from triptych_engine.scheduling.block_pool import KVEvent
-from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput
+from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import Request
 from triptych_engine.scheduling.scheduler import Scheduler
+from triptych_engine.steps import Steps
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: Restarts of the executor without a completed step between them.
-_MOST_RESTARTS = 3
 #: Called with step number, outputs and load, after each step and when requests end between steps. Must not block.
 OnOutputs = Callable[[int, Sequence[SequenceOutput], Load], None]
 #: Called with the number of the change, and the prefixes that were added and removed. Must not block.
@@ -70,8 +67,6 @@ class EngineCore:
         async_scheduling: bool = False,
         on_restart: Callable[[bool], None] = lambda is_restarting: None,
     ) -> None:
-        self._on_restart = on_restart
-        self._is_restarting, self._num_restarts = False, 0  # since a step was completed
         self._scheduler = scheduler
         self._executor = executor
         self.compile_constraint, self.load_lora = executor.compile_constraint, executor.load_lora  # before a request is added
@@ -82,13 +77,11 @@ class EngineCore:
         #: Called like `on_outputs`, if the block pool records events.
         self.on_kv_events: OnKVEvents = lambda events: None
         self._fetcher = fetcher
-        self._max_in_flight = 1 if async_scheduling else 0  # steps that may run while the next one is scheduled
-        self._in_flight: deque[tuple[SchedulerOutput, float]] = deque()  # each with its launch time
         self._progress, self._arrivals = StepProgress(), Arrivals()
+        self._steps = Steps(scheduler, executor, self._progress, self._publish, on_restart, 1 if async_scheduling else 0)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._asleep = False
-        self._step = 0
         self.load = load_of(scheduler, self._progress, self._arrivals)
         self._device_thread = device_thread or new_device_thread()
         self._loop: Future[None] | None = None
@@ -143,7 +136,7 @@ class EngineCore:
 
     def recover(self) -> Future[None]:
         """Restore an executor that was lost while nothing was computed."""
-        return self.call(self._recover_if_lost)
+        return self.call(lambda: None if self._asleep else self._steps.recover())  # asleep, `wake_up` restores it
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """End the loop after the current step; live requests are aborted."""
@@ -154,17 +147,22 @@ class EngineCore:
     @property
     def num_in_flight(self) -> int:
         """Steps that were launched and are not completed."""
-        return len(self._in_flight)
+        return self._steps.num_in_flight
+
+    @property
+    def num_restarts(self) -> int:
+        """How often the executor was lost and restored."""
+        return self._steps.num_restarts
 
     def _run(self) -> None:
         try:
             while not self._stopping:
-                is_idle = not (self._in_flight or self._scheduler.has_work)
+                is_idle = not (self._steps.num_in_flight or self._scheduler.has_work)
                 if is_idle:
                     self._progress.pause()
                 self._run_commands(block=is_idle)
                 self._order_embeddings()
-                if self._in_flight or self._scheduler.has_work:
+                if self._steps.num_in_flight or self._scheduler.has_work:
                     self._progress.resume()
                     self.step()
                     self._order_embeddings()
@@ -186,97 +184,8 @@ class EngineCore:
             self._fetcher.submit(orders, cancelled)
 
     def step(self) -> None:
-        """Launch the next step, if there is one. Then complete the previous one or, without asynchronous scheduling, the same one.
-
-        An error in a step ends only the requests of that step.
-        """
-        if self._scheduler.needs_results_first:
-            self._complete_all()
-        scheduled = self._scheduler.schedule()
-        if failed := self._scheduler.take_failed():
-            self._publish(failed)
-        if not scheduled.is_empty:
-            self._launch(scheduled)
-        num_left = 0 if scheduled.is_empty else self._max_in_flight
-        while len(self._in_flight) > num_left:
-            self._complete()
-
-    def _launch(self, scheduled: SchedulerOutput) -> None:
-        launched_s = time.perf_counter()
-        try:
-            self._executor.launch(scheduled)
-            self._executor.sample(scheduled.step_id)
-        except WorkerLostError as error:
-            self._restart([scheduled], error)
-        except Exception as error:
-            self._fail(scheduled, error)
-        else:
-            self._in_flight.append((scheduled, launched_s))
-
-    def _complete(self) -> None:
-        """Wait for the oldest step in flight, and publish its outputs."""
-        scheduled, launched_s = self._in_flight.popleft()
-        try:
-            result = self._executor.result(scheduled.step_id)
-        except WorkerLostError as error:
-            self._restart([scheduled], error)
-            return
-        except Exception as error:
-            self._fail(scheduled, error)
-            return
-        self._num_restarts = 0
-        step_s = self._progress.ended(launched_s)
-        outputs = self._scheduler.update_from_output(scheduled, result)
-        self._step += 1
-        self._publish(outputs)
-        try:
-            self._scheduler.observe(scheduled, step_s)
-        except Exception:
-            log.exception("the pacer could not use the duration of a step")
-
-    def _complete_all(self) -> None:
-        while self._in_flight:
-            self._complete()
-
-    def _restart(self, lost: list[SchedulerOutput], error: WorkerLostError) -> None:
-        """Replace an executor that was lost in these steps, and let the sequences go on. Raises if it cannot be replaced.
-
-        Streams see a pause, or go on at another engine: the load says that this one restarts.
-        """
-        self._num_restarts += 1
-        if self._num_restarts > _MOST_RESTARTS:
-            raise error
-        log.error("%s; starting another one", error)
-        lost += [scheduled for scheduled, _ in self._in_flight]
-        self._in_flight.clear()
-        self._is_restarting = True
-        self._on_restart(True)
-        failure = InternalError("the process that computes was lost in steps with this request; the engine's log has the details")
-        self._step += 1
-        self._publish(self._scheduler.restart(lost, failure))
-        if not self._stopping:
-            self._executor.restore()
-        self._is_restarting = False
-        self._publish([])
-        self._on_restart(False)
-
-    def _recover_if_lost(self) -> None:
-        if self._asleep:
-            return  # `restore` comes with `wake_up`
-        try:
-            self._executor.check_health()
-        except WorkerLostError as error:
-            self._restart([], error)
-
-    def _fail(self, scheduled: SchedulerOutput, error: Exception) -> None:
-        log.error("step %d failed with these requests: %s", self._step, ", ".join(scheduled.num_scheduled_tokens), exc_info=error)
-        failure = InternalError(f"the engine step failed ({type(error).__name__}); the engine's log has the details")
-        self._step += 1
-        self._publish(self._scheduler.fail_step(scheduled, failure))
-        try:
-            self._executor.check_health()  # raises when the device is lost: then the process must end, so that it is restarted
-        except WorkerLostError as lost:
-            self._restart([], lost)
+        """See `Steps.step`."""
+        self._steps.step()
 
     def current_load(self) -> Load:
         """The load as it is now, for those who wait for a step."""
@@ -284,12 +193,12 @@ class EngineCore:
             self.load,
             step_age_s=self._progress.age_s,
             num_recent=self._arrivals.num_recent,
-            is_restarting=self._is_restarting,
+            is_restarting=self._steps.is_restarting,
         )
 
     def _publish(self, outputs: Sequence[SequenceOutput]) -> None:
-        self.load = replace(load_of(self._scheduler, self._progress, self._arrivals), is_restarting=self._is_restarting)
-        self._on_outputs(self._step, outputs, self.load)
+        self.load = replace(load_of(self._scheduler, self._progress, self._arrivals), is_restarting=self._steps.is_restarting)
+        self._on_outputs(self._steps.number, outputs, self.load)
         self._publish_blocks()
 
     def _publish_blocks(self) -> None:
@@ -343,9 +252,9 @@ class EngineCore:
         if not self._asleep:
             self._asleep = True
             self._abort(self._scheduler.live_request_ids)
-            self._complete_all()
+            self._steps.complete_all()
             self.step()  # computes nothing, but tells the executor to drop the sequences
-            self._complete_all()
+            self._steps.complete_all()
             self._scheduler.reset_caches()
             self._publish_blocks()  # no step follows that would
             self._executor.free_cache()
@@ -358,6 +267,6 @@ class EngineCore:
             self._asleep = False
 
     def _stop(self) -> None:
-        self._stopping = True
+        self._stopping = self._steps.is_stopping = True
         self._abort(self._scheduler.live_request_ids)
-        self._complete_all()
+        self._steps.complete_all()

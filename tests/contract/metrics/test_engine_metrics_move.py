@@ -79,6 +79,14 @@ async def more_tokens_than_blocks() -> Run:
         return Run([before, snapshot(engine.metrics.families())], {"preemptions": num_preemptions})
 
 
+async def a_lost_worker() -> Run:
+    async with an_engine() as engine:
+        before = snapshot(engine.metrics.families())
+        engine.runner.lose_in_steps = 1
+        await generate(engine.stub, a_message("r"))
+        return Run([before, snapshot(engine.metrics.families())])
+
+
 async def four_drafts_per_step() -> Run:
     """Nine tokens: one with the prompt; then none of four drafts is right, all of four, and the only one that is left."""
     async with an_engine(num_drafts=4) as engine:
@@ -233,6 +241,7 @@ CASES = [
     ),
     *several(more_tokens_than_blocks, {f"{PREFIX}_preemptions": "preemptions"}),
     *several(more_tokens_than_blocks, {"vllm:num_preemptions": "preemptions"}, **ALIAS),
+    *several(a_lost_worker, {f"{PREFIX}_worker_restarts": 1}),
     *several(bad_ends, {f"{PREFIX}_requests": 1}, finish_reason="abort"),
     *several(bad_ends, {f"{PREFIX}_requests": 1}, finish_reason="error"),
     *several(bad_ends, {f"{PREFIX}_errors": 1}, reason="INTERNAL"),
