@@ -58,6 +58,7 @@ KINDS = {
     "serving": Kind(serving.render, serving.charts),
     "streams": Kind(serving.render, serving.charts),
     "steps": Kind(steps.render, steps.charts),
+    "executors": Kind(steps.render_executors),
     "routing": Kind(routing.render),
     "encoder": Kind(encoder.render),
     "constraints.streams": Kind(sampling.render_streams),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from benchmarks.report.plots import Chart, Line
 from benchmarks.report.tables import count, distinct, known_median, origin, section, table
 
@@ -93,3 +95,19 @@ def _prompt_seconds(results: dict) -> list[tuple[int, float]]:
 
 def _ms(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def render_executors(results: dict, source: str) -> str:
+    """What the host's part of a step takes, where the engine's process computes and where a worker does."""
+    load = results["load"]
+    words = (
+        f"steps that occupy a core for {load['step_ms']:g} ms and compute nothing, {load['steps']} of each form in each of"
+        f" {count(load['rounds'], 'round')}"
+    )
+    rows = []
+    for run in results["runs"]:
+        for form in run["rounds_ms"][0]:
+            more = sorted(one[form] - load["step_ms"] for one in run["rounds_ms"])
+            rows.append((f"{count(run['num_seqs'], 'sequence')}, {form}", f"{median(more):.2f} ({more[0]:.2f} to {more[-1]:.2f})"))
+    head = ("sequences, form", "more than that, ms (median of the rounds, smallest and largest)")
+    return "\n\n".join([origin(results, source, words), table(head, rows)])

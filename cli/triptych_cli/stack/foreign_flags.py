@@ -128,7 +128,10 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--pipeline-parallel-size": _no(_TENSOR_PARALLEL, "1"),
     "--data-parallel-size": _to("engines"),
     "--enable-expert-parallel": _no(_TENSOR_PARALLEL, takes_value=False),
-    "--distributed-executor-backend": _no(_TENSOR_PARALLEL, "mp", "uni"),
+    "--distributed-executor-backend": _to(
+        "engine.distributed-executor-backend",
+        refused_values={"ray": _TENSOR_PARALLEL, "external_launcher": _TENSOR_PARALLEL},
+    ),
     "--disable-custom-all-reduce": _note("an engine computes on one device", takes_value=False),
     # vLLM: answers
     "--enable-auto-tool-choice": _note("tools are on by default", takes_value=False),

@@ -177,10 +177,7 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
             if call is not None:
                 call.put(output)
         self._num_silent_ticks = 0
-        if self.in_doubt.is_set() and not self._why_stalled:
-            log.info("the engine at %s works again", self.address)
-            self.in_doubt.clear()
-            self.on_change()
+        self._trust_again()
         if response.going_away:
             self._hand_over(self.loss(), has_failed=False)
 
@@ -188,8 +185,20 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         return [self._watch(), self._watch_blocks(), self._watch_load()]
 
     def _take_load(self, load: engine_pb2.Load) -> None:
+        was_restarting = self.reported_load.is_restarting
         self.reported_load, self._num_unreported = load, 0
         self._arrivals.set(load.num_recent)
+        if load.is_restarting and not was_restarting:
+            log.warning("the engine at %s restarts the process that computes", self.address)
+            self.doubt()
+        elif was_restarting and not load.is_restarting:
+            self._trust_again()
+
+    def _trust_again(self) -> None:
+        if self.in_doubt.is_set() and not self._why_stalled:
+            log.info("the engine at %s works again", self.address)
+            self.in_doubt.clear()
+            self.on_change()
 
     async def _watch_load(self) -> None:
         """Follow the engine's load while no request of this session is there: others may have brought it, and it ends."""

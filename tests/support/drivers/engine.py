@@ -1,23 +1,52 @@
-"""Runs requests through the real scheduler and the real runner, without threads or gRPC."""
+"""Runs requests through the real scheduler and the real runner, without threads or gRPC.
+
+With $TRIPTYCH_TEST_EXECUTOR=mp, steps are computed by a worker process, as `make test-mp` does it.
+"""
 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from triptych_engine.core import EngineCore
 from triptych_engine.executor.in_process import InProcessExecutor
+from triptych_engine.executor.multiproc import MultiprocExecutor
+from triptych_engine.executor.protocol import ExecutorInfo
+from triptych_engine.executor.worker import WorkerConfig
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.runner.model_runner import ModelRunner
+from triptych_engine.runner.verdicts import Verdicts
 from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import Request, TokenLogprobs
 from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.scheduling.speculation.drafter import Drafter
+
+#: Whether the steps of requests are computed by another process, which has a model of its own. `EngineDriver.runner` then computes
+#: only what a test asks of it.
+IN_A_WORKER = os.environ.get("TRIPTYCH_TEST_EXECUTOR") == "mp"
+
+
+class _Loaded(InProcessExecutor):
+    """Has its runner already."""
+
+    def load(self) -> ExecutorInfo:
+        assert isinstance(self.runner, ModelRunner)
+        return ExecutorInfo(self.runner.vocab_size, self.runner.num_blocks, 16, self.runner.media_traits, 2048, 1, None)
+
+
+def _executor_of_worker(config: RunnerConfig, num_blocks: int, verdicts: Verdicts) -> InProcessExecutor:
+    runner = build_runner(config, verdicts=verdicts)
+    runner.num_blocks = num_blocks
+    runner.allocate_cache()
+    return _Loaded(config, runner)
 
 
 @dataclass
@@ -57,7 +86,13 @@ class EngineDriver:
         self.num_blocks = num_blocks
         self.runner.num_blocks = num_blocks
         self.runner.allocate_cache()
-        self.executor = InProcessExecutor(self.config, self.runner)
+        self.executor = self._in_a_worker() if IN_A_WORKER else InProcessExecutor(self.config, self.runner)
+
+    def _in_a_worker(self) -> MultiprocExecutor:
+        executor = MultiprocExecutor(WorkerConfig(partial(_executor_of_worker, self.config, self.num_blocks)))
+        weakref.finalize(self, executor.close)
+        executor.load()
+        return executor
 
     def scheduler(
         self,

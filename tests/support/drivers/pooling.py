@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,15 @@ from triptych_common.model.pooling import TaskName, served_model
 from triptych_engine.assembly import make_scheduler
 from triptych_engine.core import EngineCore
 from triptych_engine.executor.in_process import InProcessExecutor
+from triptych_engine.executor.multiproc import MultiprocExecutor
+from triptych_engine.executor.protocol import Executor
+from triptych_engine.executor.worker import WorkerConfig, executor_of_worker
 from triptych_engine.runner.config import runner_config
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import PoolingParams, Request, SamplingParams
 from triptych_engine.settings import EngineSettings
+
+from support.drivers.engine import IN_A_WORKER
 
 
 class PoolingDriver:
@@ -27,7 +34,11 @@ class PoolingDriver:
         settings = EngineSettings(model=str(path), task=task, **{"kv_cache_memory": 1 << 22, "dtype": "float32", **options})  # type: ignore[arg-type]
         self.info, self.pooling = served_model(path, "test", settings.max_model_len, task)
         config = runner_config(settings, self.info, path, self.pooling)
-        self.executor = InProcessExecutor(config)
+        self.executor: Executor = InProcessExecutor(config)
+        if IN_A_WORKER:
+            worker = WorkerConfig(partial(executor_of_worker, settings, self.info, path, self.pooling, 0))
+            self.executor = MultiprocExecutor(worker)
+            weakref.finalize(self, self.executor.close)
         loaded = self.executor.load()
         self.scheduler = make_scheduler(settings, loaded, self.info.max_model_len, generates=False)
 
