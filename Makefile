@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve models-of-tests test test-long test-levels test-qemu test-slow soak test-clients test-codegen test-ecosystem test-containers test-cluster conformance coverage lint format protos protos-freeze clients-typescript clients-cpp clients-go clients-java client-python docs bench bench-report images push sbom clean
+.PHONY: help install serve models-of-tests test test-long test-levels test-mp test-qemu test-slow soak test-clients test-codegen test-ecosystem test-containers test-cluster conformance coverage lint format protos protos-freeze clients-typescript clients-cpp clients-go clients-java client-python docs bench bench-report images push sbom clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -32,6 +32,8 @@ TORCH := torch>=2.11,<2.14
 # What depends on the instruction set.
 ENGINE_TESTS := tests/unit/common/test_cpu.py tests/unit/common/test_torch_env.py tests/unit/engine tests/unit/encoder \
 	tests/integration/encoder tests/integration/parity
+# What runs requests through the engine's step loop with a real model.
+MP_TESTS := tests/integration/parity tests/unit/engine/lora tests/unit/engine/runner tests/unit/engine/scheduling
 QEMU_TESTS := tests/unit/common/test_cpu.py tests/unit/common/test_torch_env.py tests/unit/encoder/test_packed_linear.py \
 	$(addprefix tests/unit/engine/cpu/test_, cpu_attention.py cpu_kernels.py kernel_build.py decoder.py layer_kernel.py \
 	linear_bf16.py linear_quant.py optimize.py quantization.py) tests/unit/engine/runner/test_sampling_kernels.py \
@@ -80,6 +82,10 @@ test-levels: models-of-tests ## Run the tests of engine and encoder with each in
 	for level in $$levels; do echo "TRIPTYCH_CPU_ISA=$$level"; \
 		TRIPTYCH_CPU_ISA=$$level HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(IN_PARALLEL) $(ENGINE_TESTS) $(ARGS) || exit 1; \
 	done
+
+# Where a test looks into the runner, it looks into the one of its own process.
+test-mp: models-of-tests ## Run the tests of the engine's steps with a worker process that computes them (10 minutes on two slow cores)
+	TRIPTYCH_TEST_EXECUTOR=mp HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(IN_PARALLEL) $(MP_TESTS) $(ARGS)
 
 # An emulator computes 10 to 30 times slower than the CPU: only the files in which instruction sets matter. Processes that these
 # tests start run on the real CPU.

@@ -4,9 +4,9 @@
     python -m benchmarks.executors --sequences 64 --rounds 9 --step-ms 10
 
 A step computes nothing but occupies its core for --step-ms, so that all else of it can be seen: scheduler, messages between the
-processes, waiting threads that have to wake. The forms are: in the engine's process (uni), in a worker (mp) that the loop waits for,
-and in a worker with asynchronous scheduling, which is the default of mp. The forms take turns. Printed are medians of the rounds:
-how much longer than --step-ms the median step takes.
+processes, waiting threads that have to wake. The forms are: in the engine's process (uni), in a worker (mp) that the loop waits
+for, and in a worker with asynchronous scheduling, which is the default of mp. The forms take turns. Printed are medians of the
+rounds: how much longer than --step-ms the median step takes.
 
 Results go to benchmarks/results/<date>-<name>.json.
 """

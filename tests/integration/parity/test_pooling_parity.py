@@ -10,6 +10,7 @@ import torch
 import transformers
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from support.builders.pooling import DECODERS, ENCODERS, a_classifier, a_config, a_tokenizer, an_embedder, texts
+from support.drivers.engine import in_this_process
 from support.drivers.pooling import PoolingDriver
 from transformers import AutoTokenizer
 from triptych_common.model.store import EMBEDDING_MODEL, resolve_model
@@ -35,6 +36,7 @@ def test_encoders(family: str, mode: str, tmp_path: Path) -> None:
     _same(driver.run(_tokens(path, some)), SentenceTransformer(str(path), device="cpu").encode(some))
 
 
+@in_this_process
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "distilbert", "modernbert"])
 def test_texts_need_no_padding(family: str, tmp_path: Path) -> None:
     driver = PoolingDriver(an_embedder(tmp_path, family))

@@ -26,8 +26,7 @@ BODIES: list[dict[str, Any]] = [
     _TELL | {"temperature": 0},
     _TELL | {"temperature": 1, "seed": 7, "presence_penalty": 0.5},
     _TELL | {"temperature": 0.8, "seed": 3, "logprobs": True, "top_logprobs": 2},
-    _TELL
-    | {"temperature": 1, "seed": 5, "response_format": _FORMAT},
+    _TELL | {"temperature": 1, "seed": 5, "response_format": _FORMAT},
     _TELL | {"temperature": 0, "stop": [" treasure"]},
 ]
 

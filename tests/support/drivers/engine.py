@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from triptych_engine.core import EngineCore
@@ -32,6 +33,7 @@ from triptych_engine.scheduling.speculation.drafter import Drafter
 #: Whether the steps of requests are computed by another process, which has a model of its own. `EngineDriver.runner` then computes
 #: only what a test asks of it.
 IN_A_WORKER = os.environ.get("TRIPTYCH_TEST_EXECUTOR") == "mp"
+in_this_process = pytest.mark.skipif(IN_A_WORKER, reason="it changes or reads what the runner does")
 
 
 class _Loaded(InProcessExecutor):

@@ -93,7 +93,7 @@ async def test_without_another_engine_a_draining_one_finishes_its_work() -> None
         assert (heard.token_ids, heard.errors) == ({0: [1, 2]}, [])
 
 
-@pytest.mark.parametrize("how", ["silent", "hanging"])
+@pytest.mark.parametrize("how", ["silent", "hanging", "restarting"])
 async def test_an_engine_that_has_stopped_loses_its_sequences_and_is_doubted(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setattr(engine_connection, "_TICK_S", 0.01)
     if how == "silent":
@@ -107,16 +107,42 @@ async def test_an_engine_that_has_stopped_loses_its_sequences_and_is_doubted(mon
         if how == "hanging":
             busy = engine_pb2.Load(num_running=1, step_age_s=61, longest_step_s=3)
             engine.received(engine_pb2.SessionResponse(load=busy))
+        if how == "restarting":
+            engine.received(engine_pb2.SessionResponse(load=engine_pb2.Load(is_restarting=True)))
         await until(lambda: bool(other.requests))
         assert engine.in_doubt.is_set()
         assert engine.carried == {}
         assert list(engine.ending().abort) == ["r"], "it learns of it when it goes on"
         engine.say("r", 98)
-        assert engine.in_doubt.is_set() == (how == "hanging"), "a message alone does not say that steps end"
+        assert engine.in_doubt.is_set() == (how != "silent"), "a message alone does not say that steps end"
         engine.received(engine_pb2.SessionResponse(load=engine_pb2.Load(longest_step_s=3)))
         assert not engine.in_doubt.is_set()
         watch.cancel()
         assert (heard.token_ids, heard.errors) == ({0: [1]}, [])
+
+
+async def test_an_idle_engine_that_restarts_is_doubted_until_it_works_again() -> None:
+    async with engines("a:1", "b:1") as (_, made, _resolver):
+        engine = made["a:1"]
+        for is_restarting in (True, True, False):
+            engine._take_load(engine_pb2.Load(is_restarting=is_restarting))
+            assert engine.in_doubt.is_set() == is_restarting
+
+
+async def test_without_another_engine_a_restarting_one_goes_on_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_connection, "_TICK_S", 0.01)
+    async with engines("a:1") as (router, made, _):
+        heard, engine = Heard(), made["a:1"]
+        router.start(a_request(), heard)
+        watch = asyncio.create_task(engine._watch())
+        engine.say("r", 1)
+        engine.received(engine_pb2.SessionResponse(load=engine_pb2.Load(is_restarting=True)))
+        await asyncio.sleep(0.1)
+        engine.received(engine_pb2.SessionResponse(load=engine_pb2.Load()))
+        engine.say("r", 2)
+        watch.cancel()
+        assert (heard.token_ids, heard.errors) == ({0: [1, 2]}, [])
+        assert not engine.ending().abort
 
 
 async def test_an_engine_that_had_nothing_to_do_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:

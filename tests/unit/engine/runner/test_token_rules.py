@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.builders.engine import GREEDY, a_request, a_tiny_llama_config, save_random_model
 from support.builders.tokenizer import IM_END_ID, byte_level_tokenizer, save_tokenizer
-from support.drivers.engine import EngineDriver
+from support.drivers.engine import EngineDriver, in_this_process
 from triptych.errors import InvalidRequestError, UnimplementedError
 from triptych_common.constraints import compiler
 from triptych_common.constraints.spec import ConstraintSpec
@@ -105,6 +105,7 @@ def test_a_row_without_any_token_left_fails_alone(driver: EngineDriver, sampling
     assert outputs["other"].token_ids == alone
 
 
+@in_this_process
 def test_a_grammar_that_becomes_too_complex_fails_alone(driver: EngineDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(compiler._LIMITS, "step_max_items", 400)
     ambiguous = constraint("grammar", 'start: s\ns: "a" s s | "b" s s | s s | "a" | "b"')

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.builders.engine import GREEDY, a_request, a_scheduler, a_tiny_llama_config, save_random_model
-from support.drivers.engine import EngineDriver, Generated
+from support.drivers.engine import EngineDriver, Generated, in_this_process
 from support.fakes.runner import FakeRunner, expected_output, next_token
 from triptych_engine.core import EngineCore
 from triptych_engine.scheduling.output import SequenceOutput
@@ -185,6 +185,7 @@ def test_the_real_runner_gives_the_same_outputs(driver: EngineDriver, num_blocks
             assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
 
 
+@in_this_process
 def test_logits_without_a_finite_value_fail_one_request_late(driver: EngineDriver, monkeypatch: pytest.MonkeyPatch):
     """Whatever token comes of them is fed to a step that is in flight when they are noticed."""
     forward = driver.runner._forward
