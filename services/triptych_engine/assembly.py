@@ -75,8 +75,7 @@ def make_scheduler(settings: EngineSettings, loaded: ExecutorInfo, max_model_len
 
 def schedules_ahead(settings: EngineSettings, loaded: ExecutorInfo) -> bool:
     """Whether a step is scheduled while the one before it runs. By default, wherever this process does not compute it."""
-    computes_apart = loaded.is_asynchronous or settings.distributed_executor_backend == "mp"
-    return computes_apart if settings.async_scheduling is None else settings.async_scheduling
+    return loaded.is_asynchronous if settings.async_scheduling is None else settings.async_scheduling
 
 
 def fitting_context(max_model_len: int, capacity: int, *, is_explicit: bool) -> int:

@@ -134,12 +134,13 @@ class EngineCore:
         """Make what was freed usable again, and accept requests. The future has an error if that fails; the engine sleeps on."""
         return self.call(self._wake_up)
 
-    def recover(self) -> Future[None]:
-        """Restore an executor that was lost while nothing was computed."""
-        return self.call(lambda: None if self._asleep else self._steps.recover())  # asleep, `wake_up` restores it
+    def recover(self) -> None:
+        """Restore an executor that was lost while nothing was computed. If that fails, the loop ends."""
+        self._commands.put(lambda: None if self._asleep else self._steps.recover())  # asleep, `wake_up` restores it
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """End the loop after the current step; live requests are aborted."""
+        self._steps.is_stopping = True  # a restart may take longer than there is time
         self._commands.put(self._stop)
         if self._loop is not None:
             wait([self._loop], timeout_s)
@@ -267,6 +268,6 @@ class EngineCore:
             self._asleep = False
 
     def _stop(self) -> None:
-        self._stopping = self._steps.is_stopping = True
+        self._stopping = True
         self._abort(self._scheduler.live_request_ids)
         self._steps.complete_all()

@@ -110,14 +110,13 @@ class EngineService:
         return await asyncio.wrap_future(self._loaded().reset_prefix_cache())
 
     async def sleep(self, timeout_s: float, *, unload: bool = False) -> int:
-        core, process = self._loaded(), psutil.Process()
-        before = process.memory_info().rss
+        core, before = self._loaded(), resident_bytes()
         await self.drain(timeout_s)
         self._servicer.refuse("the engine is asleep")
         self._state = State.SERVER_STATE_SLEEPING
         # Also if the call is cancelled: the state already says that the engine sleeps.
         await asyncio.shield(asyncio.wrap_future(core.sleep(unload=unload)))
-        return max(0, before - process.memory_info().rss)
+        return max(0, before - resident_bytes())
 
     async def wake_up(self) -> None:
         core = self._loaded()
@@ -241,6 +240,8 @@ class EngineService:
     def _on_worker_lost(self) -> None:
         if self._core is not None:
             self._core.recover()
+        else:
+            self._on_death(StartupError("the engine's worker ended at its start"))
 
     def _on_restart(self, is_restarting: bool) -> None:
         self._loop.call_soon_threadsafe(self._restarts, is_restarting)
@@ -272,7 +273,14 @@ class EngineService:
         loaded = await asyncio.wrap_future(self._device_thread.submit(executor.load))
         if has_constraints and not stop.is_set():
             # Before requests come: llguidance keeps the GIL for 0.3 s (49,152 tokens), in which no step could begin.
-            await asyncio.wrap_future(warm_up(executor.compile_constraint))
+            compiling = asyncio.wrap_future(warm_up(executor.compile_constraint))
+            ended = asyncio.create_task(self._until_stopped(stop))
+            await asyncio.wait([compiling, ended], return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            if self._died.is_set():
+                raise StartupError("the engine's worker ended at its start; see the log above")
+            if not stop.is_set():
+                await compiling
         return None if stop.is_set() else loaded
 
     async def _until_stopped(self, stop: asyncio.Event) -> None:
@@ -280,6 +288,15 @@ class EngineService:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
+
+
+def resident_bytes() -> int:
+    """Memory of this process and of its worker."""
+    total, process = 0, psutil.Process()
+    for one in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += one.memory_info().rss
+    return total
 
 
 def vllm_rpc() -> ModuleType:

@@ -74,8 +74,9 @@ class EngineSettings(GrpcServiceSettings):
         Literal["uni", "mp"],
         Field(
             description="Where the model is computed: in the engine's own process (uni), or in a process of its own (mp), as vLLM "
-            "calls them. With mp, a kernel that crashes or hangs costs no request: the process is replaced, which takes as long as "
-            "loading, and the sequences are computed again."
+            "calls them. With mp, a crash or a hang there ends at most the request that is the reason: the process is replaced, "
+            "which takes as long as loading, and the other sequences are computed again. It schedules asynchronously, so without "
+            "prompt_lookup."
         ),
     ] = "uni"
     execute_model_timeout_s: Annotated[
@@ -117,7 +118,10 @@ class EngineSettings(GrpcServiceSettings):
     cuda_graphs: Annotated[bool, Field(description="Record decode steps once and replay them; on a GPU.")] = True
     async_scheduling: Annotated[
         bool | None,
-        Field(description="Schedule a step while the one before it runs, so that the device does not wait; by default on a GPU."),
+        Field(
+            description="Schedule a step while the one before it runs, so that the device does not wait; by default on a GPU, "
+            "and with distributed_executor_backend mp."
+        ),
     ] = None
     block_size: Annotated[int, Field(ge=1, le=256, description="Tokens per KV block.")] = 16
     kv_cache_memory: Annotated[

@@ -132,12 +132,12 @@ class Steps:
             if self._restarts_in_a_row > _MOST_RESTARTS:
                 raise error
             log.error("%s; starting another one", error)
-            self.num_restarts += 1
             try:
                 self._executor.restore()
             except WorkerLostError as again:
                 error = again
             else:
+                self.num_restarts += 1
                 return
 
     def recover(self) -> None:
@@ -150,9 +150,15 @@ class Steps:
     def _fail(self, scheduled: SchedulerOutput, error: Exception) -> None:
         log.error("step %d failed with these requests: %s", self.number, ", ".join(scheduled.num_scheduled_tokens), exc_info=error)
         failure = InternalError(f"the engine step failed ({type(error).__name__}); the engine's log has the details")
+        fatal: Exception | None = None
+        try:
+            self._executor.check_health()
+        except WorkerLostError as lost:
+            self._restart([scheduled], lost)
+            return
+        except Exception as lost_device:  # this process must end, so that it is started again
+            fatal = lost_device
         self.number += 1
         self._publish(self._scheduler.fail_step(scheduled, failure))
-        try:
-            self._executor.check_health()  # raises when the device is lost: then the process must end, so that it is restarted
-        except WorkerLostError as lost:
-            self._restart([], lost)
+        if fatal is not None:
+            raise fatal

@@ -35,8 +35,7 @@ class Channel:
         """
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         with self._lock:
-            if timeout_s is not None:
-                self._socket.settimeout(timeout_s)
+            self._socket.settimeout(timeout_s)
             if len(data) <= _SMALL:
                 self._socket.sendall(_LENGTH.pack(len(data)) + data)
             else:
@@ -50,8 +49,7 @@ class Channel:
             TimeoutError: none came in time. The channel is of no use then.
             EOFError: the other end is gone.
         """
-        if timeout_s is not None:
-            self._socket.settimeout(timeout_s)
+        self._socket.settimeout(timeout_s)
         header = self._read(_LENGTH.size)
         return pickle.loads(self._read(*_LENGTH.unpack(header)))  # noqa: S301 - from a process of this engine
 

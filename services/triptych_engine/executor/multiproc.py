@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from triptych_engine.executor.worker_process import WorkerProcess
 from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 
 log = logging.getLogger(__name__)
+#: Pause between two looks whether a worker is still there, in seconds.
+_LOOK_S = 0.2
 
 
 @dataclass(eq=False)
@@ -48,6 +51,10 @@ class MultiprocExecutor:
     def __init__(self, config: WorkerConfig, step_timeout_s: float = 300.0, on_lost: Callable[[], None] = lambda: None) -> None:
         self._config, self._step_timeout_s, self._on_lost = config, step_timeout_s, on_lost
         self._process: WorkerProcess | None = None
+        self._lock = threading.RLock()
+        #: The worker has its model. Otherwise what is asked waits for it.
+        self._may_ask = False
+        self._is_closed = False
         self._numbers = itertools.count()
         #: Number -> what was asked, and the future of the answer.
         self._asked: dict[int, tuple[What, Future[Any]]] = {}
@@ -68,10 +75,14 @@ class MultiprocExecutor:
             raise StartupError(f"the model cannot be loaded: {error}") from error
         # A later worker need not find out the same again.
         self._config = replace(self._config, verdicts=verdicts, is_asynchronous=info.is_asynchronous)
-        return info
+        self._may_ask = True
+        return replace(info, is_asynchronous=True)
 
     def launch(self, scheduled: SchedulerOutput) -> None:
         released = [self._released.popleft() for _ in range(len(self._released))]
+        if scheduled.embeddings:
+            slices = {key: [one.cut() for one in some] for key, some in scheduled.embeddings.items()}
+            scheduled = replace(scheduled, embeddings=slices)
         self._running().post("launch", scheduled, released, timeout_s=self._step_timeout_s)
 
     def sample(self, step_id: int) -> None:
@@ -91,69 +102,96 @@ class MultiprocExecutor:
         return self._ask(("lora", name))
 
     def check_health(self) -> None:
-        self._running().call("check_health", timeout_s=self._step_timeout_s)
+        process = self._running()
+        try:
+            process.call("check_health", timeout_s=self._step_timeout_s)
+        except WorkerLostError:
+            raise
+        except Exception as error:  # its device is lost, which another process can use again
+            process.end(f"the engine's worker (process {process.pid}) was ended, because its device is lost: {error}")
+            raise WorkerLostError(process.loss) from error
 
     def free_cache(self) -> None:
-        self._running().call("free_cache")
+        self._unless_lost("free_cache")
 
     def unload(self) -> None:
-        self._running().call("unload")
+        self._unless_lost("unload")
 
     def restore(self) -> None:
         if self._process is not None and not self._process.loss:
             self._process.call("restore")
             return
+        with self._lock:
+            self._may_ask = False  # until the model is there, questions wait
         self._end()
         self._start().call("restore")
         self._prepare_again()
 
     def close(self) -> None:
+        self._is_closed = True
         self._end()
         for number in list(self._asked):
             self._answered(number, "", ServiceUnavailableError("the engine is stopping", retry_after_s=5.0))
 
     def _start(self) -> WorkerProcess:
+        if self._is_closed:
+            raise WorkerLostError("the engine is stopping")
         self._process = WorkerProcess(self._config, self._answered, self._on_lost)
         return self._process
 
     def _end(self) -> None:
         if self._process is not None:
             self._process.end()
-            self._process = None
 
     def _running(self) -> WorkerProcess:
         if self._process is None:
             raise ServiceUnavailableError("the engine's model is not loaded", retry_after_s=5.0)
         return self._process
 
+    def _unless_lost(self, name: str) -> None:
+        """Free something. A process that has ended holds nothing."""
+        try:
+            self._running().call(name)
+        except WorkerLostError as error:
+            log.warning("%s", error)
+
     # -- what sequences need beside steps, on any thread --------------------------------------------------------------------------
 
     def _ask(self, what: What) -> Future[Any]:
         number, future = next(self._numbers), Future[Any]()
         process = self._running()
-        self._asked[number] = what, future
-        process.ask(number, what)
+        with self._lock:
+            self._asked[number] = what, future
+            if self._may_ask:
+                process.ask(number, what)
         return future
 
     def _answered(self, number: int, digest: str, error: Exception | None) -> None:
-        what, future = self._asked.pop(number)
+        with self._lock:
+            what, future = self._asked.pop(number, (None, None))
+            if what is None or future is None or not future.set_running_or_notify_cancel():
+                return
+            prepared = self._prepared.get(number)
+            if prepared is None and error is None:
+                prepared = self._prepared[number] = Prepared(number, what, digest)
+                weakref.finalize(prepared, self._released.append, number).atexit = False
+        if prepared is not None and (error is not None or prepared.digest != digest):
+            log.warning("the adapter %s is not as it was; sequences that have it cannot go on", what[1])
         if error is not None:
             future.set_exception(error)
-            return
-        prepared = self._prepared.get(number)
-        if prepared is None:
-            prepared = self._prepared[number] = Prepared(number, what, digest)
-            weakref.finalize(prepared, self._released.append, number).atexit = False
-        elif prepared.digest != digest:
-            log.warning("the adapter %s was replaced; the sequences that have the old one cannot go on", what[1])
-        future.set_result(prepared)
+        else:
+            future.set_result(prepared)
 
     def _prepare_again(self) -> None:
         """Ask a new worker for all that the old one had, or was asked for. Adapters must be there before the next step."""
         process = self._running()
-        waiting = list(self._asked.items())
-        had = [(prepared.number, (prepared.what, Future[Any]())) for prepared in list(self._prepared.values())]
-        self._asked.update(had)
-        for number, (what, _) in (*waiting, *had):
-            process.ask(number, what)
-        wait([future for _, (what, future) in had if what[0] == "lora"], self._step_timeout_s)
+        with self._lock:
+            had = [one for one in list(self._prepared.values()) if one.number not in self._asked]
+            self._asked.update((one.number, (one.what, Future())) for one in had)
+            for number, (what, _) in self._asked.items():
+                process.ask(number, what)
+            waiting = [self._asked[one.number][1] for one in had if one.what[0] == "lora"]
+            self._may_ask = True
+        while wait(waiting, _LOOK_S).not_done:
+            if process.loss:
+                raise WorkerLostError(process.loss)

@@ -33,7 +33,7 @@ class ExecutorInfo:
     embedding_bytes: int
     #: Measured costs of steps, to limit steps by time; None where step times are not a useful measure, as on a GPU.
     costs: StepCosts | None
-    #: Whether `launch` returns before the step is computed, because a device apart from the host's cores computes it.
+    #: Whether `launch` returns before the step is computed, because a device or another process computes it.
     is_asynchronous: bool = False
     #: Whether steps may have draft tokens, which it verifies.
     takes_drafts: bool = False

@@ -1,7 +1,7 @@
 """The process of a `MultiprocExecutor`: an executor behind two channels.
 
 `python -m triptych_engine.executor.worker STEPS PREPARATIONS`, with the file descriptors of the two sockets, which are inherited.
-It ends when the engine's process has ended, however that ended.
+It ends when the engine's process has ended, however that ended, unless its interpreter lock is held by something that hangs.
 
 The first message on STEPS is a `WorkerConfig`. Then come calls, (name, arguments...), each answered by an `Answer`. `launch` is
 answered with the result of its step. Where a device apart from the host's cores computes the steps, that waits until `result` is
@@ -15,6 +15,7 @@ import contextlib
 import faulthandler
 import os
 import pickle
+import queue
 import signal
 import socket
 import sys
@@ -80,18 +81,20 @@ def executor_of_worker(
     """The executor of an engine's model in this process.
 
     Args:
-        engine_bytes: memory of the engine's process, which counts as the engine's, too.
+        engine_bytes: memory of the engine's process, of which a limit of the engine's memory holds, too.
     """
     # These import torch, which the engine's own process does not need.
     from triptych_engine.executor.in_process import InProcessExecutor
     from triptych_engine.runner.config import runner_config
 
     config = runner_config(settings, model, path, pooling)
-    return InProcessExecutor(replace(config, reserved_bytes=config.reserved_bytes + engine_bytes), verdicts=verdicts)
+    if settings.memory_limit is not None:  # otherwise it is what is available, which is without that process
+        config = replace(config, reserved_bytes=config.reserved_bytes + engine_bytes)
+    return InProcessExecutor(config, verdicts=verdicts)
 
 
 class Worker:
-    """Serves the calls of one `MultiprocExecutor`.
+    """Serves the calls of one `MultiprocExecutor`, until that closes its channels or ends.
 
     Args:
         steps, preparations: see above.
@@ -105,12 +108,14 @@ class Worker:
         self._make_executor = config.make_executor
         self._known: Executor | None = None
         self._is_asynchronous = config.is_asynchronous
+        self._calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._failed: dict[int, Exception] = {}  # step_id -> why it could not be launched
-        self._prepared: dict[int, Any] = {}  # number -> what the executor keeps as long as this does
+        self._prepared: dict[int, Future[Any]] = {}  # number -> what the executor keeps as long as this does
 
     def run(self) -> None:
-        """Serve until the other end is closed."""
+        """Serve until the other end is closed, which ends the process."""
         threading.Thread(target=self._prepare, name="preparations", daemon=True).start()
+        threading.Thread(target=self._read, name="calls", daemon=True).start()
         calls: dict[str, Callable[..., Any]] = {
             "load": self._load,
             "result": self._result,
@@ -120,10 +125,7 @@ class Worker:
             "restore": self._restore,
         }
         while True:
-            try:
-                call = self._steps.receive()
-            except EOFError:
-                return
+            call = self._calls.get()
             if call[0] == "launch":
                 self._launch(*call[1:])
                 if self._is_asynchronous:
@@ -133,8 +135,16 @@ class Worker:
                 answer = Answer(call, calls[call[0]](*call[1:]))
             except Exception as error:
                 answer = Answer(call, error=portable(error))
-            with contextlib.suppress(OSError):  # the engine has ended, which `receive` tells as well
+            with contextlib.suppress(OSError):  # the engine has ended
                 self._steps.send(answer)
+
+    def _read(self) -> None:
+        """Take calls while one is computed. Otherwise both ends could wait for each other to read."""
+        while True:
+            try:
+                self._calls.put(self._steps.receive())
+            except EOFError:
+                os._exit(0)  # the engine has ended; a step may be running here that would end much later
 
     @property
     def _executor(self) -> Executor:
@@ -178,7 +188,7 @@ class Worker:
             try:
                 number, kind, argument = self._preparations.receive()
             except EOFError:
-                os._exit(0)  # the engine has ended; a step may be running here that would end much later
+                return  # the engine has ended
             self._begin(number, kind, argument)
 
     def _begin(self, number: int, kind: str, argument: Any) -> None:
@@ -193,7 +203,7 @@ class Worker:
     def _keep(self, number: int, done: Future[Any]) -> None:
         error = done.exception()
         if error is None:
-            self._prepared[number] = done.result()
+            self._prepared[number] = done
         self._tell(number, "" if error is not None else getattr(done.result(), "digest", ""), error)
 
     def _tell(self, number: int, digest: str, error: BaseException | None) -> None:

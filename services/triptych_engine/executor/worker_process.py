@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -49,8 +51,10 @@ class WorkerProcess:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
         self.pid = self._process.pid
+        self._questions: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._steps.send(config)
         threading.Thread(target=self._receive, name="preparations", daemon=True).start()
+        threading.Thread(target=self._ask, name="questions", daemon=True).start()
 
     def post(self, name: str, *arguments: Any, timeout_s: float | None = None) -> None:
         """Make a call that is not answered. Raises WorkerLostError."""
@@ -87,15 +91,13 @@ class WorkerProcess:
         return answer.value
 
     def ask(self, number: int, what: What) -> None:
-        """Ask to prepare something. A process that has ended does not answer."""
-        try:
-            self._preparations.send((number, *what))
-        except OSError:
-            log.debug("the worker has ended; %s is asked for again when there is another one", what[0])
+        """Ask to prepare something, without waiting. A process that has ended does not answer."""
+        self._questions.put((number, *what))
 
-    def end(self) -> None:
-        """End the process, if it still runs. It has no part in what it was computing."""
-        self.loss = self.loss or "it was ended"
+    def end(self, why: str = "it was ended") -> None:
+        """End the process, if it still runs, in the middle of whatever it does."""
+        self.loss = self.loss or why
+        self._questions.put(None)
         self._steps.close()
         self._preparations.close()
         try:
@@ -104,13 +106,22 @@ class WorkerProcess:
             self._process.kill()
             self._process.wait()
 
+    def _ask(self) -> None:
+        while (question := self._questions.get()) is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                self._preparations.send(question)
+
     def _receive(self) -> None:
         while True:
             try:
                 answer = self._preparations.receive()
             except (EOFError, OSError):
                 break
-            self._on_prepared(*answer)
+            try:
+                self._on_prepared(*answer)
+            except Exception:
+                log.exception("an answer of the worker could not be used")
+        self._questions.put(None)
         if not self.loss:
             self._lost()
             self._on_lost()

@@ -237,6 +237,15 @@ class EmbeddingSlice:
     first_row: int
     embeddings: Embeddings
 
+    def cut(self) -> EmbeddingSlice:
+        """The same with a copy of these rows alone, to be sent elsewhere."""
+        tensors = {}
+        for name, tensor in self.embeddings.tensors.items():
+            size = len(tensor.data) // tensor.shape[0]
+            data = tensor.data[self.first_row * size : (self.first_row + self.num_rows) * size]
+            tensors[name] = EmbeddingTensor(tensor.dtype, (self.num_rows, *tensor.shape[1:]), data)
+        return EmbeddingSlice(self.position, self.num_rows, 0, Embeddings(tensors))
+
 
 @dataclass(frozen=True, slots=True)
 class FetchOrder:

@@ -78,8 +78,8 @@ class StepPlanner:
     @property
     def needs_results_first(self) -> bool:
         """Whether the steps in flight must complete before the next step can be planned. This is the case when a request must be
-        preempted: blocks that a step in flight writes to cannot be taken away."""
-        return bool(self._states.in_flight) and self._lacks_blocks
+        preempted: blocks that a step in flight writes to cannot be taken away. And when requests are tried one by one."""
+        return bool(self._states.in_flight) and (bool(self._states.suspects) or self._lacks_blocks)
 
     @property
     def _lacks_blocks(self) -> bool:
@@ -135,7 +135,11 @@ class StepPlanner:
         return (first is not None and first.is_resuming) or any(request.is_resuming for request in self._states.running)
 
     def _preempt(self) -> None:
-        """Preempt running requests until enough blocks are free for those that decode."""
+        """Preempt running requests until enough blocks are free for those that decode, and all but a suspect while there are any."""
+        for request in list(self._states.running) if self._states.suspects else ():
+            if request not in self._states.suspects:
+                self._states.preempt(request)
+                self.park_unless_ready(request)
         while self._lacks_blocks:
             # Preferably one whose embeddings are all here: the encoder may have dropped others.
             victims = self._reserve.victims()

@@ -105,6 +105,9 @@ class PromptPolicy:
         first prompt in the queue, and the next step with the prompt that has the fewest tokens left. So a short prompt does not
         wait for all long prompts before it, and the long prompts still make progress.
         """
+        if self._states.suspects:
+            yield from self._try_suspect(plan)
+            return
         yield from self._serve_reservation(plan, may_admit=may_admit)
         key = self._key_of(_shortness_key if shortest_first else _queue_key)
         running = deque(sorted((request for request in self._states.running if _has_prompt(request, plan)), key=key))
@@ -124,6 +127,14 @@ class PromptPolicy:
                 may_admit = any(isinstance(decision, (Admit, Park, Follow, Fail)) for decision in decisions)
             else:
                 break
+
+    def _try_suspect(self, plan: StepPlan) -> Iterator[Decision]:
+        """One request that may be why the executor was lost runs alone, so that the loss of a step names it."""
+        if running := next(iter(self._states.running), None):
+            if _has_prompt(running, plan):
+                yield from self._compute(plan, running)
+        elif suspect := self._states.suspects.first(self._states.waiting):
+            yield from self._admit(plan, suspect) or ()
 
     def _key_of(self, key: Callable[[Request], tuple[int, ...]]) -> Callable[[Request], tuple[int, ...]]:
         """The order of all prompts: as `key` says, but among those of the same priority, tenants take turns."""
@@ -169,14 +180,11 @@ class PromptPolicy:
             return [Fail(request, error)]
 
     def _admit(self, plan: StepPlan, request: Request, passed: Collection[Request] = ()) -> list[Decision] | None:
-        """The decisions about a waiting request; None if it has to wait for a seat or for blocks, or because another request runs
-        that may be why the executor was lost, as it may itself: the loss of a step with one of them names it.
+        """The decisions about a waiting request; None if it has to wait for a seat or for blocks.
 
         Args:
             passed: see `TenantReserve.may_admit`.
         """
-        if request.is_suspect and any(other.is_suspect for other in self._states.running):
-            return None
         try:
             cached_blocks = self._kv_cache.find_cached_prefix(request)
             start = len(cached_blocks) * self._kv_cache.block_size

@@ -138,9 +138,8 @@ class Request:
     #: Prompt tokens that were found in the prefix cache at the first admission; not those of the carried output.
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
-    #: How often the executor was lost in a step with it, and whether it has not got a token since then.
+    #: How often the executor was lost in a step with it.
     num_losses: int = 0
-    is_suspect: bool = False
     #: When it was preempted.
     preemption_times: tuple[float, ...] = ()
     #: KV blocks, in order of the tokens that they hold.

@@ -32,9 +32,6 @@ from triptych_engine.scheduling.speculation.drafter import Drafter
 from triptych_engine.scheduling.states import RequestStates
 from triptych_engine.scheduling.statistics import StepStatistics
 
-#: A request ends that was so often in a step in which the executor was lost.
-_MOST_LOSSES = 3
-
 
 class Scheduler:
     """Plans steps, and turns their results into outputs. Not thread-safe: one thread calls it.
@@ -256,16 +253,12 @@ class Scheduler:
     def restart(self, lost: Iterable[SchedulerOutput], error: TriptychError) -> list[SequenceOutput]:
         """Begin anew with an executor that knows no sequence and has an empty cache. All steps in flight are `lost`.
 
-        All sequences of the lost steps are suspect, until the next token of each shows that it was not the reason. So that the
-        reason is found, a step has one suspect at most (see `PromptPolicy`). If that step is lost, too, its suspect ends with the
-        error, and so does who is in a lost step for the third time. Returns their last outputs.
+        All sequences of the lost steps are suspect. They are computed again one by one, without any other, until each has shown
+        that it is not the reason. One in whose step the executor is lost then ends with the error, and so does one that was
+        concerned for the third time. Returns their last outputs.
         """
         concerned = {one.request.request_id: one.request for scheduled in lost for one in self._live_of(scheduled)}
-        reasons = [request for request in concerned.values() if request.is_suspect]
-        if not reasons:
-            for request in concerned.values():
-                request.num_losses, request.is_suspect = request.num_losses + 1, True
-            reasons = [request for request in concerned.values() if request.num_losses >= _MOST_LOSSES]
+        reasons = self._states.suspects.lost(concerned.values())
         outputs = [self._finish(request, FinishReason.ERROR, error) for request in reasons]
         self.kv_cache.pool.reset_cache()  # first: a request that waits is told which blocks it will find
         for request in list(self._states.running):
@@ -307,10 +300,12 @@ class Scheduler:
             gaps, gap_s = self.statistics.gaps, now - request.last_token_time
             gaps.counts[bisect_left(gaps.bounds, gap_s)] += 1
             gaps.total += gap_s
-        request.last_token_time, request.is_suspect = now, False
+        request.last_token_time = now
         if request.sampling.max_tokens:  # with 0, only the prompt was to be computed
             reason = request.append(token_ids, is_complete=request_id in result.complete)
         num_new_tokens = len(request.token_ids) - num_before
+        if request in self._states.suspects:
+            self._states.suspects.got_tokens(request, num_new_tokens)
         # Of the new tokens that were kept, all but the last were also computed: each was the input for the next one.
         self._commit(request, scheduled.num_tokens + num_new_tokens - (num_new_tokens > 0))
         self.num_generated_tokens += num_new_tokens

@@ -23,6 +23,7 @@ from triptych_engine.scheduling.in_flight import ScheduledRequest, StepsInFlight
 from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.queue import RequestQueue
 from triptych_engine.scheduling.request import FinishReason, Request, RequestStatus
+from triptych_engine.scheduling.suspects import Suspects
 
 #: More than the requests of an engine's life.
 _EARLIER = 1 << 60
@@ -59,6 +60,7 @@ class RequestStates:
         self._followers: dict[bytes, list[Request]] = {}  # hash of a block -> parked requests that wait for it
         kv_cache.on_settled = self._unpark_followers
         self.running: list[Request] = []  # by queue_key
+        self.suspects = Suspects()
         self.in_flight = StepsInFlight()
         self.dropped: list[str] = []  # ids that the executor knows and must drop
         self.num_preemptions = 0
@@ -150,6 +152,7 @@ class RequestStates:
         if request.media.items:
             self._media.forget(request)
         del self.live[request.request_id]
+        self.suspects.discard(request)
         request.status = _FINISHED
         request.finish_reason = reason
 

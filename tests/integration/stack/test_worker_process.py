@@ -75,14 +75,14 @@ def test_streams_go_on_with_the_next_worker(
 ) -> None:
     begun = [threading.Event() for _ in BODIES]
     (worker,) = workers(stack)
-    with ThreadPoolExecutor(len(BODIES)) as threads:
+    with ThreadPoolExecutor(len(BODIES) + 2) as threads:
         streams = [threads.submit(streamed, stack, body, event) for body, event in zip(BODIES, begun, strict=True)]
         assert all(event.wait(60) for event in begun[:3])
         worker.send_signal(number)
         stack.serving.wait_until_unready(stack.url, timeout_s=5)
-        late = threads.submit(streamed, stack, BODIES[1])
+        late = [threads.submit(streamed, stack, BODIES[index]) for index in (1, 3)]
         results = [stream.result(timeout=200) for stream in streams]
-        assert late.result(timeout=100) == undisturbed[1], "a request that comes meanwhile waits"
+        assert [one.result(timeout=100)[0] for one in late] == [undisturbed[1][0], undisturbed[3][0]], "who comes meanwhile waits"
     for got, wanted in zip(results, undisturbed, strict=True):
         assert got[0] == wanted[0]
         assert got[1] == pytest.approx(wanted[1], abs=1e-6)

@@ -6,23 +6,25 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+import numpy as np
 from triptych.errors import ModelNotFoundError, UnsupportedModelError
 from triptych_common.constraints.spec import ConstraintSpec
 from triptych_engine.executor.multiproc import MultiprocExecutor
 from triptych_engine.executor.protocol import ExecutorInfo
 from triptych_engine.executor.worker import WorkerConfig
 from triptych_engine.runner.verdicts import Verdicts
-from triptych_engine.scheduling.output import SchedulerOutput
+from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 
 from support.fakes.runner import FakeRunner
 
 #: A token that a prompt begins with -> what its step does to the process.
-CRASH, HANG, EXIT, FAIL, PRINT = range(40, 45)
+CRASH, HANG, EXIT, FAIL, LOSE_DEVICE = range(40, 45)
 
 
 class DangerousRunner(FakeRunner):
@@ -31,7 +33,6 @@ class DangerousRunner(FakeRunner):
     def __init__(self, verdicts: Verdicts) -> None:
         super().__init__()
         self._verdicts = verdicts
-        self._released: list[str] = []
 
     def load(self) -> ExecutorInfo:
         self._verdicts.of("loaded by", os.getpid)
@@ -48,13 +49,20 @@ class DangerousRunner(FakeRunner):
                     os._exit(3)
                 case 43:
                     self.fail_next_launch = ValueError(f"from process {os.getpid()}")
+                case 44:
+                    self.fail_next_launch = ValueError("an illegal memory access")
+                    self.lost_device = RuntimeError("all calls fail")
         super().launch(scheduled)
 
     def compile_constraint(self, spec: ConstraintSpec) -> Future[Any]:
         prepared: Future[Any] = Future()
-        if spec.text == "crash":
+        if spec.text == "crash" and len(self._verdicts._known) == 1:
+            self._verdicts.of("crashed", lambda: True)
             os.kill(os.getpid(), signal.SIGKILL)
-        prepared.set_result(Compiled())
+        if spec.text.startswith("slow"):
+            threading.Timer(0.5, lambda: prepared.set_result(Compiled())).start()
+        else:
+            prepared.set_result(Compiled())
         return prepared
 
     def load_lora(self, name: str) -> Future[Any]:
@@ -64,6 +72,16 @@ class DangerousRunner(FakeRunner):
         else:
             prepared.set_result(Compiled(f"digest of {name}"))
         return prepared
+
+    def restore(self) -> None:
+        self._verdicts.of("crashed", lambda: True)
+        super().restore()
+
+    def result(self, step_id: int) -> StepResult:
+        result = super().result(step_id)
+        if any(chunk_id.startswith("large") for chunk_id in result.token_ids):
+            result.pooled["large"] = np.zeros(1 << 20)
+        return result
 
     def free_cache(self) -> None:
         print(f"{Compiled.num_alive} are prepared", file=sys.stderr, flush=True)

@@ -54,6 +54,13 @@ def test_nothing_in_time_is_a_timeout(ends: tuple[Channel, Channel]):
         ends[0].receive(0.01)
 
 
+def test_a_timeout_is_of_one_message(ends: tuple[Channel, Channel]):
+    ends[1].send("first")
+    assert ends[0].receive(0.05) == "first"
+    threading.Timer(0.3, ends[1].send, ("second",)).start()
+    assert ends[0].receive() == "second"
+
+
 def test_a_full_channel_is_a_timeout(ends: tuple[Channel, Channel]):
     with pytest.raises(TimeoutError):
         ends[0].send(bytes(50_000_000), 0.05)

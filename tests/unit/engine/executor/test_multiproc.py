@@ -12,12 +12,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 import psutil
 import pytest
 from support.builders.engine import a_request, a_scheduler
 from support.fakes.runner import VOCAB_SIZE, expected_output
-from support.fakes.worker import CRASH, EXIT, FAIL, HANG, Dying, Refusing, a_worker
+from support.fakes.worker import CRASH, EXIT, FAIL, HANG, LOSE_DEVICE, Dying, Refusing, a_worker
 from triptych.errors import InternalError, ModelNotFoundError, ServiceUnavailableError, StartupError, UnsupportedModelError
 from triptych_common.constraints.spec import ConstraintSpec
 from triptych_engine.core import EngineCore
@@ -107,7 +108,7 @@ def test_a_step_that_fails_fails_its_requests_only(engine: Engine, caplog: pytes
     assert engine.executor.pid == pid
 
 
-@pytest.mark.parametrize("end", [CRASH, EXIT])
+@pytest.mark.parametrize("end", [CRASH, EXIT, LOSE_DEVICE])
 def test_a_request_that_ends_the_process_is_the_only_one_to_fail(started: list[Engine], end: int) -> None:
     engine = Engine(a_worker())
     started.append(engine)
@@ -206,22 +207,69 @@ def test_what_nobody_holds_is_released(capfd: pytest.CaptureFixture[str]) -> Non
     executor.close()
 
 
-def test_a_new_process_has_what_the_old_one_had(capfd: pytest.CaptureFixture[str]) -> None:
+def test_large_messages_cross(engine: Engine) -> None:
+    """Answers of 8 MB one way, prompts of 3 MB the other way, while steps are in flight."""
+    requests = [a_request(f"large{index}", [1, 2, index], max_tokens=10) for index in range(4)]
+    for request in requests:
+        request.sampling = replace(request.sampling, bad_token_sequences=tuple((number,) for number in range(200_000)))
+    engine.finish(*requests)
+    assert_expected(engine, requests)
+
+
+def test_new_processes_have_what_the_old_ones_had(capfd: pytest.CaptureFixture[str]) -> None:
+    """Adapters and constraints that are held, and what was asked for and not answered, also when they are lost in a row."""
     lost = threading.Event()
     executor = a_worker(on_lost=lost.set)
     executor.load()
-    held = [executor.compile_constraint(ConstraintSpec("regex", "a")).result(WAIT_S), executor.load_lora("mine").result(WAIT_S)]
+    held = [executor.compile_constraint(ConstraintSpec("regex", text)).result(WAIT_S) for text in ("a", "slow")]
+    held.append(executor.load_lora("mine").result(WAIT_S))
     # It is asked for, and dies of it.
     asked = executor.compile_constraint(ConstraintSpec("regex", "crash"))
     assert lost.wait(WAIT_S)
-    executor._asked[max(executor._asked)] = ("constraint", ConstraintSpec("regex", "b")), asked
+    asked_of_none = executor.load_lora("while there is none")
     executor.restore()
-    held.append(asked.result(WAIT_S))
+    lost.clear()
+    os.kill(executor.pid or 0, signal.SIGKILL)
+    assert lost.wait(WAIT_S)
+    executor.restore()
+    held += [asked.result(WAIT_S), asked_of_none.result(WAIT_S), executor.load_lora("later").result(WAIT_S)]
+    time.sleep(1.0)  # until what is slow is there, too
     capfd.readouterr()
-    while not (said := capfd.readouterr().err).startswith("3 are prepared"):
-        assert not said or said.split()[0] in "0123"
-        executor.free_cache()
+    executor.free_cache()
+    assert capfd.readouterr().err == f"{len(held)} are prepared\n"
     executor.close()
+
+
+def test_a_process_that_is_lost_while_asleep_is_as_good_as_freed() -> None:
+    lost = threading.Event()
+    executor = a_worker(on_lost=lost.set)
+    executor.load()
+    os.kill(executor.pid or 0, signal.SIGKILL)
+    assert lost.wait(WAIT_S)
+    executor.free_cache()
+    executor.unload()
+    executor.restore()
+    executor.check_health()
+    executor.close()
+
+
+def test_what_is_asked_of_a_stopped_process_blocks_nobody() -> None:
+    executor = a_worker()
+    executor.load()
+    os.kill(executor.pid or 0, signal.SIGSTOP)
+    started_s = time.monotonic()
+    asked = [executor.compile_constraint(ConstraintSpec("regex", "a" * 100_000)) for _ in range(50)]
+    assert time.monotonic() - started_s < 2
+    executor.close()
+    assert all(one.exception(WAIT_S) for one in asked)
+
+
+def test_after_the_end_no_other_process_is_started() -> None:
+    executor = a_worker()
+    executor.load()
+    executor.close()
+    with pytest.raises(WorkerLostError, match="is stopping"):
+        executor.restore()
 
 
 def test_at_the_end_nobody_waits_for_what_was_asked() -> None:

@@ -164,12 +164,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def lose_the_executor(self) -> None:
         """With all steps in flight. Nobody ends who was not in a lost step before."""
         self._launch()
-        may_end = {request_id for request_id, one in self.requests.items() if one.is_suspect or one.num_losses == 2}
+        suspects = self.scheduler._states.suspects
+        may_end = {request_id for request_id, one in self.requests.items() if one in suspects or one.num_losses == 2}
         self.runner.lose()
         ended = self.scheduler.restart(self.in_flight, InternalError("lost twice"))
         self.in_flight.clear()
         assert all(output.finish_reason is FinishReason.ERROR and output.request_id in may_end for output in ended)
-        assert sum(one.is_suspect for one in self.scheduler._states.running) == 0
         assert not self.scheduler.kv_cache.pool.num_blocks - self.scheduler.kv_cache.pool.num_free_blocks
         self._note(ended)
 
@@ -237,6 +237,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduled = self.scheduler.schedule()
         if scheduled.is_empty:
             return False
+        if self.scheduler._states.suspects:
+            assert len(scheduled.num_scheduled_tokens) <= 1, "a suspect runs alone"
         self._note(self.scheduler.take_failed())
         try:
             self.runner.launch(scheduled)

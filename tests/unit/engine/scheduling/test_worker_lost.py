@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections import defaultdict
 
 import pytest
 from support.builders.engine import a_media_request, a_request, a_scheduler
 from support.fakes.runner import FakeRunner, expected_output, fake_embeddings, seen
-from triptych.errors import InternalError
+from triptych.errors import InternalError, StartupError
 from triptych_engine.core import EngineCore
 from triptych_engine.executor.protocol import WorkerLostError
 from triptych_engine.load import Load
@@ -111,15 +112,16 @@ def test_who_is_the_reason_ends(async_scheduling: bool):
     assert loop.last["innocent"].finish_reason is FinishReason.LENGTH
 
 
-def test_the_reason_is_found_among_many(async_scheduling: bool):
-    """A step with the poison is lost whenever it computes its third token."""
+@pytest.mark.parametrize("in_prompts", [False, True])
+def test_the_reason_is_found_among_many(async_scheduling: bool, in_prompts: bool):
+    """A step with the poison is lost from its third token on: any, or only one that decodes."""
     loop = Loop(async_scheduling)
     requests = [a_request(f"r{index}", [1, 2, 3, 4, index], max_tokens=10) for index in range(6)]
     result = loop.runner.result
 
     def losing(step_id: int) -> StepResult:
         step = loop.runner._in_flight[0]
-        if any(one.request_id == "r3" and end == len(requests[3].prompt_token_ids) + 3 for one, _, end in step.chunks):
+        if any(one.request_id == "r3" and end >= 8 and (in_prompts or end - start == 1) for one, start, end in step.chunks):
             loop.runner.lose_in_steps = 1
         return result(step_id)
 
@@ -132,9 +134,83 @@ def test_the_reason_is_found_among_many(async_scheduling: bool):
         expected = expected_output(request.prompt_token_ids, request.sampling)
         if request.request_id == "r3":
             assert loop.last["r3"].finish_reason is FinishReason.ERROR
-            assert loop.tokens["r3"] == expected[:3]
+            assert loop.tokens["r3"] == expected[: 3 if in_prompts else 4]
         else:
             assert loop.tokens[request.request_id] == expected
+
+
+def test_who_comes_meanwhile_waits_for_the_suspects(async_scheduling: bool):
+    loop = Loop(async_scheduling)
+    requests = some_requests()
+    for request in requests:
+        loop.scheduler.add(request)
+    loop.steps(3)
+    loop.runner.lose_in_steps = 1
+    loop.steps(1)
+    late = a_request("late", [9, 9], max_tokens=3)
+    late.priority = -1
+    loop.scheduler.add(late)
+    loop.steps()
+    for request in [*requests, late]:
+        assert loop.tokens[request.request_id] == expected_output(request.prompt_token_ids, request.sampling)
+
+
+def test_with_a_lost_device_its_process_is_replaced(async_scheduling: bool, monkeypatch: pytest.MonkeyPatch):
+    loop = Loop(async_scheduling)
+
+    def check_health() -> None:
+        loop.runner.lose()
+        raise WorkerLostError("its device is lost")
+
+    monkeypatch.setattr(loop.runner, "check_health", check_health)
+    requests = some_requests()
+    for request in requests:
+        loop.scheduler.add(request)
+    loop.steps(3)
+    loop.runner.fail_next_step = RuntimeError("an illegal memory access")
+    loop.steps()
+    for request in requests:
+        assert loop.tokens[request.request_id] == expected_output(request.prompt_token_ids, request.sampling)
+
+
+def test_a_restart_that_fails_ends_an_idle_loop(async_scheduling: bool, monkeypatch: pytest.MonkeyPatch):
+    deaths: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    runner = FakeRunner()
+
+    def lost() -> None:
+        raise WorkerLostError("it was killed")
+
+    def cannot() -> None:
+        raise StartupError("no memory is left")
+
+    monkeypatch.setattr(runner, "check_health", lost)
+    monkeypatch.setattr(runner, "restore", cannot)
+    core = EngineCore(a_scheduler(), runner, lambda *_: None, deaths.put, async_scheduling=async_scheduling)
+    core.start()
+    core.recover()
+    assert isinstance(deaths.get(timeout=10), StartupError)
+
+
+def test_a_stop_ends_a_restart(async_scheduling: bool, monkeypatch: pytest.MonkeyPatch):
+    loop = Loop(async_scheduling)
+    restoring, may_fail = threading.Event(), threading.Event()
+
+    def restore() -> None:
+        loop.runner.num_restores += 1
+        restoring.set()
+        may_fail.wait(10)
+        raise WorkerLostError("it was closed")
+
+    monkeypatch.setattr(loop.runner, "restore", restore)
+    loop.runner.lose_in_steps = 1
+    loop.core.start()
+    loop.core.add(a_request())
+    assert restoring.wait(10)
+    threading.Timer(0.1, may_fail.set).start()
+    loop.core.stop(10)
+    assert loop.core._loop is not None
+    assert loop.core._loop.done()
+    assert loop.runner.num_restores == 1
 
 
 def test_it_gives_up_when_no_step_is_completed(async_scheduling: bool):
@@ -168,7 +244,8 @@ def test_asleep_it_waits_to_be_woken(async_scheduling: bool):
     loop.core.start()
     try:
         loop.core.sleep().result(10)
-        loop.core.recover().result(10)
+        loop.core.recover()
+        loop.core.call(lambda: None).result(10)
         assert loop.runner.num_restores == 0
         loop.core.wake_up().result(10)
         assert loop.runner.num_restores == 1
@@ -189,7 +266,8 @@ def test_idle_it_is_replaced_at_once(async_scheduling: bool, monkeypatch: pytest
     monkeypatch.setattr(loop.runner, "check_health", check_health)
     loop.core.start()
     try:
-        loop.core.recover().result(10)
+        loop.core.recover()
+        loop.core.call(lambda: None).result(10)
         assert loop.runner.num_restores == 1
         request = a_request(max_tokens=4)
         loop.core.add(request)
