@@ -135,7 +135,7 @@ class StepPlanner:
         return (first is not None and first.is_resuming) or any(request.is_resuming for request in self._states.running)
 
     def _preempt(self) -> None:
-        """Preempt running requests until enough blocks are free for those that decode, and all but a suspect while there are any."""
+        """Preempt requests until enough blocks are free for those that decode, and all but a suspect while there are any."""
         for request in list(self._states.running) if self._states.suspects else ():
             if request not in self._states.suspects:
                 self._states.preempt(request)
