@@ -151,7 +151,7 @@ class MultiprocExecutor:
     def _unless_lost(self, name: str) -> None:
         """Free something. A process that has ended holds nothing."""
         try:
-            self._running().call(name)
+            self._running().call(name, timeout_s=self._step_timeout_s)
         except WorkerLostError as error:
             log.warning("%s", error)
 
