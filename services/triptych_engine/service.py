@@ -285,9 +285,11 @@ class EngineService:
 
     async def _until_stopped(self, stop: asyncio.Event) -> None:
         waiting = [asyncio.create_task(event.wait()) for event in (stop, self._died)]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in waiting:
-            task.cancel()
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
 
 
 def resident_bytes() -> int:

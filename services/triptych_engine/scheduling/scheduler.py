@@ -304,7 +304,7 @@ class Scheduler:
         if request.sampling.max_tokens:  # with 0, only the prompt was to be computed
             reason = request.append(token_ids, is_complete=request_id in result.complete)
         num_new_tokens = len(request.token_ids) - num_before
-        if request in self._states.suspects:
+        if request in self._states.suspects.left:  # a dictionary: a call for each sequence would be felt
             self._states.suspects.got_tokens(request, num_new_tokens)
         # Of the new tokens that were kept, all but the last were also computed: each was the input for the next one.
         self._commit(request, scheduled.num_tokens + num_new_tokens - (num_new_tokens > 0))

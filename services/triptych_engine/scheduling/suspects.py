@@ -17,33 +17,34 @@ class Suspects:
     """The requests of lost steps. While there are any, one of them runs at a time, and nothing else (see `PromptPolicy`)."""
 
     def __init__(self) -> None:
-        self._left: dict[Request, int] = {}  # suspect -> new tokens until it is cleared
+        #: Suspect -> new tokens until it is cleared.
+        self.left: dict[Request, int] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._left)
+        return bool(self.left)
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._left
+        return request in self.left
 
     def lost(self, concerned: Collection[Request]) -> list[Request]:
         """The executor was lost in a step with these requests. Returns those that are the reason, or were concerned too often."""
-        if reasons := [request for request in concerned if request in self._left]:
+        if reasons := [request for request in concerned if request in self.left]:
             return reasons
         for request in concerned:
             request.num_losses += 1
-            self._left[request] = _TRIAL_TOKENS
+            self.left[request] = _TRIAL_TOKENS
         return [request for request in concerned if request.num_losses >= _MOST_LOSSES]
 
     def got_tokens(self, request: Request, num_tokens: int) -> None:
         """A suspect got new tokens."""
-        self._left[request] -= num_tokens
-        if self._left[request] <= 0:
-            del self._left[request]
+        self.left[request] -= num_tokens
+        if self.left[request] <= 0:
+            del self.left[request]
 
     def discard(self, request: Request) -> None:
         """A request has ended."""
-        self._left.pop(request, None)
+        self.left.pop(request, None)
 
     def first(self, waiting: RequestQueue) -> Request | None:
         """The suspect that is next among those that wait."""
-        return min((one for one in self._left if one.request_id in waiting), key=lambda one: one.queue_key, default=None)
+        return min((one for one in self.left if one.request_id in waiting), key=lambda one: one.queue_key, default=None)
