@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 
 from triptych_common.model.store import TEXT_MODEL, WEIGHT_PATTERNS, read_json, resolve_model
-from triptych_engine.core import EngineCore
 from triptych_engine.executor.multiproc import MultiprocExecutor
 from triptych_engine.executor.protocol import Executor
 from triptych_engine.executor.simulated import SimulatedEngine, SimulatedExecutor
@@ -32,11 +31,13 @@ from triptych_engine.scheduling.request import Request, SamplingParams
 from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.settings import EngineSettings
 
+from benchmarks.engine.local import EngineCore, median_step_ms
 from benchmarks.harness.sitting import RESULTS, check_positive, describe, new_parser, write_results
 
 #: Form -> whether a worker computes, and whether the next step is scheduled meanwhile.
 FORMS = {"uni": (False, False), "mp": (True, False), "mp, asynchronous": (True, True)}
-_NUM_WARM_UP, _PROMPT = 20, 50
+#: Tokens of a prompt, and of an answer beside those of the measured steps.
+_PROMPT, _NUM_TOKENS = 50, 100
 
 
 class BusyExecutor(SimulatedExecutor):
@@ -78,20 +79,10 @@ class Bench:
             max_model_len=1 << 20,
         )
         core = EngineCore(scheduler, executor, lambda *_: None, async_scheduling=is_asynchronous)
-        for index in range(num_seqs):
-            sampling = SamplingParams(max_tokens=num_steps + 3 * _NUM_WARM_UP, temperature=0.0)
-            scheduler.add(Request(f"chatcmpl-0123456789abcdef-{form}-{index}", list(range(_PROMPT)), sampling))
-        for _ in range(_NUM_WARM_UP):
-            core.step()
-        times = []
-        for _ in range(num_steps):
-            started_s = time.perf_counter()
-            core.step()
-            times.append(1e3 * (time.perf_counter() - started_s))
-        scheduler.abort(scheduler.live_request_ids)
-        while scheduler.has_work or core.num_in_flight:
-            core.step()
-        return statistics.median(times)
+        sampling = SamplingParams(max_tokens=_NUM_TOKENS + num_steps, temperature=0.0)
+        prompt = list(range(_PROMPT))
+        requests = [Request(f"chatcmpl-0123456789abcdef-{form}-{index}", prompt, sampling) for index in range(num_seqs)]
+        return median_step_ms(core, scheduler, requests, num_steps)
 
     def close(self) -> None:
         for executor in self._executors.values():
@@ -102,7 +93,7 @@ def run(args: argparse.Namespace) -> dict:
     """Measure all forms; returns the results."""
     path = resolve_model(TEXT_MODEL, WEIGHT_PATTERNS)
     vocab_size = read_json(path / "config.json")["vocab_size"]
-    num_blocks = max(args.sequences) * (_PROMPT + args.steps + 4 * _NUM_WARM_UP)  # more than enough
+    num_blocks = max(args.sequences) * (_PROMPT + _NUM_TOKENS + args.steps)  # more than enough
     described, runs = describe("executors"), []
     bench = Bench(partial(busy, path, vocab_size, args.step_ms / 1e3, num_blocks))
     try:

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psutil
 import torch
 from prometheus_client import Metric
 from triptych.errors import ServiceUnavailableError, UnsupportedModelError
 from triptych.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from triptych_common.host.cores import default_encoder_threads, num_idle_cores, num_usable_cores
-from triptych_common.host.memory import return_free_memory
+from triptych_common.host.memory import resident_memory, return_free_memory
 from triptych_common.model import store as model_store
 from triptych_common.rpc.control import State
 from triptych_common.rpc.security.roles import Role
@@ -137,11 +136,11 @@ class EncoderService:
         return self._loaded().cache.evict()
 
     async def sleep(self, timeout_s: float, *, unload: bool = False) -> int:
-        cache, process = self._loaded().cache, psutil.Process()
+        cache = self._loaded().cache
         await self.drain(timeout_s)
         self._servicer.refuse("the encoder is asleep")
         self._state = State.SERVER_STATE_SLEEPING
-        before, resident = cache.used_bytes, process.memory_info().rss
+        before, resident = cache.used_bytes, resident_memory()
         cache.evict()
         if not unload:
             return before - cache.used_bytes
@@ -150,7 +149,7 @@ class EncoderService:
         return_free_memory()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        return max(0, resident - process.memory_info().rss)
+        return max(0, resident - resident_memory())
 
     async def wake_up(self) -> None:
         self._loaded()

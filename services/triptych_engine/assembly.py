@@ -38,7 +38,7 @@ def new_executor(
     Args:
         path: directory of the model.
         pooling: how the model's hidden states become vectors or labels; None if it generates text.
-        on_worker_lost: called on another thread when a process that computes has ended by itself.
+        on_worker_lost: called on another thread when the worker process has ended by itself.
     """
     if settings.simulate is not None:
         if pooling is not None:
@@ -46,7 +46,6 @@ def new_executor(
         log.warning("this engine is simulated: it computes nothing, and answers with made-up words")
         return SimulatedExecutor(SimulatedEngine.read(settings.simulate), path, model.vocab_size, settings)
     if settings.distributed_executor_backend == "mp":
-        # What this process takes itself is not the worker's.
         make = partial(executor_of_worker, settings, model, path, pooling, private_memory())
         worker = WorkerConfig(make, log_level=settings.log_level, log_format=settings.log_format)
         return MultiprocExecutor(worker, settings.execute_model_timeout_s, on_worker_lost)

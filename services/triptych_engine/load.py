@@ -32,7 +32,7 @@ class Load:
     longest_step_s: float
     #: Sequences that came lately, see `Arrivals`.
     num_recent: float
-    #: The process that computes was lost, and another one is being started.
+    #: The worker process was lost, and another one is being started.
     is_restarting: bool = False
 
 

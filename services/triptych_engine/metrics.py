@@ -75,7 +75,7 @@ class EngineMetrics:
             counter(f"{_PREFIX}_draft_tokens", "Tokens that were guessed and verified.", steps.num_draft_tokens),
             counter(f"{_PREFIX}_accepted_tokens", "Draft tokens that were right.", steps.num_accepted_tokens),
             counter(f"{_PREFIX}_preemptions", "Running requests that lost their KV cache to others.", load.num_preemptions),
-            counter(f"{_PREFIX}_worker_restarts", "Processes that compute which were replaced.", self.core.num_restarts),
+            counter(f"{_PREFIX}_worker_restarts", "Worker processes that were replaced.", self.core.num_restarts),
             labelled_counter(f"{_PREFIX}_media_items", "Media items, by where their embeddings were found.", "source", sources),
             counter(f"{_PREFIX}_embedding_fetch_failures", "Fetches from encoders that failed.", fetches.num_failures),
             counter(f"{_PREFIX}_embedding_fetched_bytes", "Bytes of embeddings from encoders.", fetches.num_bytes),

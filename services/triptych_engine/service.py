@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import grpc
-import psutil
 from prometheus_client import Metric
 from triptych.errors import ServiceUnavailableError, StartupError
 from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
@@ -20,6 +19,7 @@ from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolution import resolver_of
 from triptych_common.constraints.cache import warm_up
 from triptych_common.constraints.spec import KINDS
+from triptych_common.host.memory import resident_memory
 from triptych_common.model import store as model_store
 from triptych_common.model.pooling import PoolingModel, served_model
 from triptych_common.rpc.control import State
@@ -110,13 +110,13 @@ class EngineService:
         return await asyncio.wrap_future(self._loaded().reset_prefix_cache())
 
     async def sleep(self, timeout_s: float, *, unload: bool = False) -> int:
-        core, before = self._loaded(), resident_bytes()
+        core, before = self._loaded(), resident_memory()
         await self.drain(timeout_s)
         self._servicer.refuse("the engine is asleep")
         self._state = State.SERVER_STATE_SLEEPING
         # Also if the call is cancelled: the state already says that the engine sleeps.
         await asyncio.shield(asyncio.wrap_future(core.sleep(unload=unload)))
-        return max(0, before - resident_bytes())
+        return max(0, before - resident_memory())
 
     async def wake_up(self) -> None:
         core = self._loaded()
@@ -241,7 +241,7 @@ class EngineService:
         if self._core is not None:
             self._core.recover()
         else:
-            self._on_death(StartupError("the engine's worker ended at its start"))
+            self._loop.call_soon_threadsafe(self._died.set)
 
     def _on_restart(self, is_restarting: bool) -> None:
         self._loop.call_soon_threadsafe(self._restarts, is_restarting)
@@ -290,15 +290,6 @@ class EngineService:
         finally:
             for task in waiting:
                 task.cancel()
-
-
-def resident_bytes() -> int:
-    """Memory of this process and of its worker."""
-    total, process = 0, psutil.Process()
-    for one in (process, *process.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total += one.memory_info().rss
-    return total
 
 
 def vllm_rpc() -> ModuleType:

@@ -207,9 +207,9 @@ class EngineSettings(GrpcServiceSettings):
         ),
     ] = None
 
-    def token_budget(self, *, on_cpu: bool, generates: bool) -> int:
-        """Most tokens of a step. Raises StartupError if it has no room for all sequences."""
-        budget = self.max_num_batched_tokens or _DEFAULT_BUDGETS[on_cpu, generates]
+    def token_budget(self, *, on_cpu: bool, generates: bool, least: int = 0) -> int:
+        """Most tokens of a step, and not fewer than `least`. Raises StartupError if it has no room for all sequences."""
+        budget = max(self.max_num_batched_tokens or _DEFAULT_BUDGETS[on_cpu, generates], least)
         if budget < self.max_num_seqs:
             raise StartupError(f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({self.max_num_seqs})")
         return budget

@@ -118,7 +118,7 @@ class Steps:
         self._in_flight.clear()
         self.is_restarting = True
         self._on_restart(True)
-        failure = InternalError("the process that computes was lost in steps with this request; the engine's log has the details")
+        failure = InternalError("the worker was lost in steps with this request; the engine's log has the details")
         self.number += 1
         self._publish(self._scheduler.restart(lost, failure))
         self._restore(error)

@@ -30,6 +30,15 @@ def return_free_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def resident_memory() -> int:
+    """Resident memory of this process and of those that it has started, in bytes."""
+    total, process = 0, psutil.Process()
+    for one in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += one.memory_info().rss
+    return total
+
+
 @dataclass(frozen=True)
 class Memory:
     """Memory in bytes: what this process could have at most, and what is free of it now."""

@@ -8,12 +8,12 @@ import time
 from typing import Protocol
 
 import grpc
-import psutil
 from grpc_health.v1 import health, health_pb2
 from pydantic_settings import BaseSettings
 from triptych.errors import InvalidRequestError, ServiceUnavailableError, UnimplementedError
 from triptych.v1 import common_pb2, control_pb2, control_pb2_grpc
 
+from triptych_common.host.memory import resident_memory
 from triptych_common.rpc.identity import Identity, without_secrets
 from triptych_common.rpc.structs import to_struct
 
@@ -83,7 +83,6 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self._service = service
         self._settings = settings
         self._started = time.monotonic()
-        self._process = psutil.Process()
         #: Held by a Sleep or a WakeUp.
         self._changing_state = asyncio.Lock()
         #: Held while the service wakes up. A Drain that came in between would report a drained service that takes requests.
@@ -111,7 +110,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             instance=self._identity.describe(self._service.state),
             uptime_s=time.monotonic() - self._started,
             process_id=os.getpid(),
-            resident_bytes=self._process.memory_info().rss,
+            resident_bytes=resident_memory(),
             num_live_requests=self._service.num_live_requests,
             settings=to_struct(without_secrets(self._settings.model_dump(mode="json"))),
         )

@@ -47,20 +47,23 @@ class Channel:
 
         Raises:
             TimeoutError: none came in time. The channel is of no use then.
-            EOFError: the other end is gone.
+            EOFError: the other end is gone, or this one was closed.
         """
-        self._socket.settimeout(timeout_s)
-        header = self._read(_LENGTH.size)
-        return pickle.loads(self._read(*_LENGTH.unpack(header)))  # noqa: S301 - from a process of this engine
+        try:
+            self._socket.settimeout(timeout_s)
+            header = self._read(_LENGTH.size)
+            data = self._read(*_LENGTH.unpack(header))
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise EOFError from error
+        return pickle.loads(data)  # noqa: S301 - from a process of this engine
 
     def _read(self, size: int) -> bytearray:
         data = bytearray(size)
         view = memoryview(data)
         while view:
-            try:
-                num_read = self._socket.recv_into(view)
-            except ConnectionError as error:
-                raise EOFError from error
+            num_read = self._socket.recv_into(view)
             if num_read == 0:
                 raise EOFError
             view = view[num_read:]

@@ -20,7 +20,7 @@ from triptych.errors import ServiceUnavailableError, StartupError
 from triptych_common.constraints.spec import ConstraintSpec
 
 from triptych_engine.executor.protocol import ExecutorInfo, WorkerLostError
-from triptych_engine.executor.worker import What, WorkerConfig
+from triptych_engine.executor.worker import Resource, WorkerConfig
 from triptych_engine.executor.worker_process import WorkerProcess
 from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 
@@ -30,11 +30,11 @@ _LOOK_S = 0.2
 
 
 @dataclass(eq=False)
-class Prepared:
+class Handle:
     """Something that a worker keeps for as long as this object lives."""
 
     number: int
-    what: What
+    what: Resource
     #: Of an adapter.
     digest: str
 
@@ -57,8 +57,8 @@ class MultiprocExecutor:
         self._is_closed = False
         self._numbers = itertools.count()
         #: Number -> what was asked, and the future of the answer.
-        self._asked: dict[int, tuple[What, Future[Any]]] = {}
-        self._prepared: weakref.WeakValueDictionary[int, Prepared] = weakref.WeakValueDictionary()
+        self._asked: dict[int, tuple[Resource, Future[Any]]] = {}
+        self._prepared: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
         #: Numbers of what nobody needs any more. Finalizers add to it, at any time and on any thread.
         self._released: deque[int] = deque()
 
@@ -157,7 +157,7 @@ class MultiprocExecutor:
 
     # -- what sequences need beside steps, on any thread --------------------------------------------------------------------------
 
-    def _ask(self, what: What) -> Future[Any]:
+    def _ask(self, what: Resource) -> Future[Any]:
         number, future = next(self._numbers), Future[Any]()
         process = self._running()
         with self._lock:
@@ -173,7 +173,7 @@ class MultiprocExecutor:
                 return
             prepared = self._prepared.get(number)
             if prepared is None and error is None:
-                prepared = self._prepared[number] = Prepared(number, what, digest)
+                prepared = self._prepared[number] = Handle(number, what, digest)
                 weakref.finalize(prepared, self._released.append, number).atexit = False
         if prepared is not None and (error is not None or prepared.digest != digest):
             log.warning("the adapter %s is not as it was; sequences that have it cannot go on", what[1])

@@ -14,7 +14,7 @@ from triptych_engine.scheduling.step_costs import StepCosts
 
 
 class WorkerLostError(Exception):
-    """The process that computes has ended, or was ended because it hung. All sequences that it had, and its KV cache, are lost.
+    """The worker process has ended, or was ended because it hung. All sequences that it had, and its KV cache, are lost.
     `Executor.restore` starts another one."""
 
 

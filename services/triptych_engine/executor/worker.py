@@ -5,8 +5,8 @@ It ends when the engine's process has ended, however that ended, unless its inte
 
 The first message on STEPS is a `WorkerConfig`. Then come calls, (name, arguments...), each answered by an `Answer`. `launch` is
 answered with the result of its step. Where a device apart from the host's cores computes the steps, that waits until `result` is
-called: the next step is launched before. On PREPARATIONS, any thread of the engine asks for what takes a
-while and needs no step: (number, "constraint", spec) or (number, "lora", name). The answer is (number, digest or "", error).
+called: the next step is launched before. On PREPARATIONS come requests for what takes a while and needs no step: (number,
+"constraint", spec) or (number, "lora", name). The answer is (number, digest or "", error).
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from triptych_engine.runner.verdicts import Verdicts
 from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 from triptych_engine.settings import EngineSettings
 
-#: Something to prepare: ("constraint", spec) or ("lora", name).
-What = tuple[str, Any]
+#: What sequences need beside steps: ("constraint", spec) or ("lora", name).
+Resource = tuple[str, Any]
 #: Makes the process write the stacks of its threads to standard error.
 DUMP_SIGNAL = signal.SIGUSR1
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What a worker begins with."""
+    """Resource a worker begins with."""
 
     #: Makes the executor, given what is known of the model. Called in the worker.
     make_executor: Callable[[Verdicts], Executor]
@@ -62,7 +62,7 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call returned or raised."""
+    """Resource a call returned or raised."""
 
     #: The call: (name, arguments...); ("result", step_id) for a step.
     call: tuple[Any, ...]
@@ -152,21 +152,20 @@ class Worker:
             raise ServiceUnavailableError("the engine's model is not loaded", retry_after_s=5.0)
         return self._known
 
+    def _new_executor(self) -> Executor:
+        with startup_objects_frozen():  # it imports torch
+            return self._make_executor(self._verdicts)
+
     def _load(self) -> tuple[ExecutorInfo, Verdicts]:
-        with startup_objects_frozen():
-            executor = self._make_executor(self._verdicts)
+        executor = self._new_executor()
         info = executor.load()
         self._known, self._is_asynchronous = executor, info.is_asynchronous
         return info, self._verdicts
 
     def _restore(self) -> None:
-        if self._known is None:
-            with startup_objects_frozen():
-                executor = self._make_executor(self._verdicts)
-            executor.restore()
-            self._known = executor
-        else:
-            self._known.restore()
+        executor = self._known or self._new_executor()
+        executor.restore()
+        self._known = executor
 
     def _launch(self, scheduled: SchedulerOutput, released: Iterable[int]) -> None:
         for number in released:

@@ -16,7 +16,7 @@ from typing import Any
 
 from triptych_engine.executor.channel import Channel
 from triptych_engine.executor.protocol import WorkerLostError
-from triptych_engine.executor.worker import DUMP_SIGNAL, Answer, What, WorkerConfig
+from triptych_engine.executor.worker import DUMP_SIGNAL, Answer, Resource, WorkerConfig
 
 log = logging.getLogger(__name__)
 #: How long a process gets to write the stacks of its threads, and to end when it is asked to, in seconds.
@@ -57,7 +57,7 @@ class WorkerProcess:
         threading.Thread(target=self._ask, name="questions", daemon=True).start()
 
     def post(self, name: str, *arguments: Any, timeout_s: float | None = None) -> None:
-        """Make a call that is not answered. Raises WorkerLostError."""
+        """Make a call without waiting for its answer. Raises WorkerLostError."""
         try:
             self._steps.send((name, *arguments), timeout_s)
         except TimeoutError:
@@ -83,14 +83,14 @@ class WorkerProcess:
                 self._answers[answer.call] = answer
         except TimeoutError:
             raise self._hangs(call[0], timeout_s) from None
-        except (EOFError, OSError):
+        except EOFError:
             raise self._lost() from None
         answer = self._answers.pop(call)
         if answer.error is not None:
             raise answer.error
         return answer.value
 
-    def ask(self, number: int, what: What) -> None:
+    def ask(self, number: int, what: Resource) -> None:
         """Ask to prepare something, without waiting. A process that has ended does not answer."""
         self._questions.put((number, *what))
 
@@ -100,11 +100,15 @@ class WorkerProcess:
         self._questions.put(None)
         self._steps.close()
         self._preparations.close()
+        self._wait()
+
+    def _wait(self) -> int:
+        """The exit status of a process that is about to end. It is killed if it does not."""
         try:
-            self._process.wait(_END_S)
+            return self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            return self._process.wait()
 
     def _ask(self) -> None:
         while (question := self._questions.get()) is not None:
@@ -115,7 +119,7 @@ class WorkerProcess:
         while True:
             try:
                 answer = self._preparations.receive()
-            except (EOFError, OSError):
+            except EOFError:
                 break
             try:
                 self._on_prepared(*answer)
@@ -129,11 +133,7 @@ class WorkerProcess:
     def _lost(self) -> WorkerLostError:
         """The error for a process that has closed its channels."""
         if not self.loss:
-            try:
-                status = self._process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                status = self._process.wait()
+            status = self._wait()
             how = f"ended with exit status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
             self.loss = f"the engine's worker (process {self.pid}) {how}; its output is above"
         return WorkerLostError(self.loss)

@@ -69,9 +69,9 @@ def runner_config(
     if device.type == "cpu":
         num_threads = settings.num_threads or num_usable_cores()
         torch.set_num_threads(num_threads)
-    budget = settings.token_budget(on_cpu=device.type == "cpu", generates=pooling is None)
-    if pooling is not None and pooling.is_bidirectional:
-        budget = max(budget, model.max_model_len)  # a text is computed whole
+    is_whole = pooling is not None and pooling.is_bidirectional  # a text is computed in one step
+    least = model.max_model_len if is_whole else 0
+    budget = settings.token_budget(on_cpu=device.type == "cpu", generates=pooling is None, least=least)
     return RunnerConfig(
         model_path=path,
         model_name=model.name,

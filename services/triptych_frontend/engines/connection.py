@@ -189,7 +189,7 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         self.reported_load, self._num_unreported = load, 0
         self._arrivals.set(load.num_recent)
         if load.is_restarting and not was_restarting:
-            log.warning("the engine at %s restarts the process that computes", self.address)
+            log.warning("the engine at %s restarts its worker", self.address)
             self.doubt()
         elif was_restarting and not load.is_restarting:
             self._trust_again()
@@ -258,7 +258,7 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         if silent_s >= SILENCE_S:
             return f"nothing came from it for {silent_s:.1f} s"
         if load.is_restarting:
-            return "it restarts the process that computes"
+            return "it restarts its worker"
         if load.step_age_s > max(_MIN_HANGING_S, _HANGING_FACTOR * load.longest_step_s):
             return f"its step has been running for {load.step_age_s:.1f} s"
         return ""

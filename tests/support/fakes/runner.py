@@ -107,7 +107,7 @@ class FakeRunner:
         self.fail_next_sample: Exception | None = None
         self.fail_next_step: Exception | None = None
         self.lost_device: Exception | None = None
-        self.lose_in_steps = 0  # the next so many steps lose the process that computes
+        self.lose_in_steps = 0  # the next so many steps lose the worker process
         self.num_restores = 0
         self.gate: threading.Semaphore | None = None  # if set, each step waits for one permit
         self.is_held = False  # the newest step had to wait for its permit, or still waits

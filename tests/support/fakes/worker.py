@@ -40,18 +40,16 @@ class DangerousRunner(FakeRunner):
 
     def launch(self, scheduled: SchedulerOutput) -> None:
         for new in scheduled.new:
-            match new.token_ids[0]:
-                case 40:
-                    ctypes.string_at(0)
-                case 41:
-                    time.sleep(600)
-                case 42:
-                    os._exit(3)
-                case 43:
-                    self.fail_next_launch = ValueError(f"from process {os.getpid()}")
-                case 44:
-                    self.fail_next_launch = ValueError("an illegal memory access")
-                    self.lost_device = RuntimeError("all calls fail")
+            danger = new.token_ids[0]
+            if danger == CRASH:
+                ctypes.string_at(0)
+            elif danger == HANG:
+                time.sleep(600)
+            elif danger == EXIT:
+                os._exit(3)
+            elif danger in (FAIL, LOSE_DEVICE):
+                self.fail_next_launch = ValueError(f"from process {os.getpid()}")
+                self.lost_device = RuntimeError("all calls fail") if danger == LOSE_DEVICE else None
         super().launch(scheduled)
 
     def compile_constraint(self, spec: ConstraintSpec) -> Future[Any]:

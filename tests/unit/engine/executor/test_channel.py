@@ -85,3 +85,9 @@ def test_closing_wakes_who_receives(ends: tuple[Channel, Channel]):
     threading.Thread(target=receive, daemon=True).start()
     ends[0].close()
     assert ended.wait(10)
+
+
+def test_a_closed_channel_is_at_its_end(ends: tuple[Channel, Channel]):
+    ends[0].close()
+    with pytest.raises(EOFError):
+        ends[0].receive()

@@ -1,4 +1,4 @@
-"""The process that computes is lost, in the middle of everything: it is replaced, and no text differs."""
+"""The worker process is lost, in the middle of everything: it is replaced, and no text differs."""
 
 from __future__ import annotations
 
