@@ -24,7 +24,6 @@ from triptych_engine.executor.multiproc import MultiprocExecutor
 from triptych_engine.executor.protocol import Executor
 from triptych_engine.executor.simulated import SimulatedEngine, SimulatedExecutor
 from triptych_engine.executor.worker import WorkerConfig
-from triptych_engine.runner.verdicts import Verdicts
 from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.output import StepResult
 from triptych_engine.scheduling.request import Request, SamplingParams
@@ -50,7 +49,7 @@ class BusyExecutor(SimulatedExecutor):
         return super().result(step_id)
 
 
-def busy(model_path: Path, vocab_size: int, step_s: float, num_blocks: int, verdicts: Verdicts | None = None) -> Executor:
+def busy(model_path: Path, vocab_size: int, step_s: float, num_blocks: int, *of_worker: object) -> Executor:
     """An executor whose steps all take the same time."""
     engine = SimulatedEngine(fixed_s=step_s, decode_s=0.0, prompt_token_s=1e-9, num_blocks=num_blocks)
     return BusyExecutor(engine, model_path, vocab_size, EngineSettings(max_num_batched_tokens=1 << 16))

@@ -45,10 +45,10 @@ def new_executor(
             raise StartupError("simulate needs a model that generates text")
         log.warning("this engine is simulated: it computes nothing, and answers with made-up words")
         return SimulatedExecutor(SimulatedEngine.read(settings.simulate), path, model.vocab_size, settings)
-    if settings.distributed_executor_backend == "mp":
+    if settings.distributed_executor_backend == "mp" or settings.tensor_parallel_size > 1:
         make = partial(executor_of_worker, settings, model, path, pooling, private_memory())
         worker = WorkerConfig(make, log_level=settings.log_level, log_format=settings.log_format)
-        return MultiprocExecutor(worker, settings.execute_model_timeout_s, on_worker_lost)
+        return MultiprocExecutor(worker, settings.execute_model_timeout_s, on_worker_lost, settings.tensor_parallel_size)
     with startup_objects_frozen():  # these import torch, which this process does not need if a worker computes
         from triptych_engine.executor.in_process import InProcessExecutor
         from triptych_engine.runner.config import runner_config

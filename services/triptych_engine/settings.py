@@ -79,6 +79,14 @@ class EngineSettings(GrpcServiceSettings):
             "prompt_lookup."
         ),
     ] = "uni"
+    tensor_parallel_size: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Processes that compute the model together, each with a share of its weights and of the KV cache: on a CPU "
+            "with a part of the cores, on GPUs with one each. With more than one, distributed_executor_backend is mp.",
+        ),
+    ] = 1
     execute_model_timeout_s: Annotated[
         float, Field(gt=0, description="With mp, longest step, in seconds. A process that takes longer is replaced.")
     ] = 300.0

@@ -59,7 +59,7 @@ _NO_CHECKPOINT = (
     "what a checkpoint's weights are quantised with is read from its config.json; "
     "--quantization int8 or int4 quantises a plain one as it is loaded"
 )
-_TENSOR_PARALLEL = "an engine computes on one device; --engines N starts N engines, each with the whole model"
+_PARALLEL = "an engine divides its model by --tensor-parallel-size only; --engines N starts N engines, each with the whole model"
 _MAX_MODEL_LEN = _to("max-model-len", is_count=True, neutral=("auto", "-1"))
 _MAX_NUM_SEQS = _to("engine.max-num-seqs")
 _MEMORY_UTILIZATION = _to("engine.memory-utilization")
@@ -124,15 +124,15 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--max-logprobs": _no("at most 20 alternatives are reported", "20"),
     "--logits-processors": _no("logits processors in Python are not supported"),
     # vLLM: parallelism
-    "--tensor-parallel-size": _no(_TENSOR_PARALLEL, "1"),
-    "--pipeline-parallel-size": _no(_TENSOR_PARALLEL, "1"),
+    "--tensor-parallel-size": _to("engine.tensor-parallel-size"),
+    "--pipeline-parallel-size": _no(_PARALLEL, "1"),
     "--data-parallel-size": _to("engines"),
-    "--enable-expert-parallel": _no(_TENSOR_PARALLEL, takes_value=False),
+    "--enable-expert-parallel": _no(_PARALLEL, takes_value=False),
     "--distributed-executor-backend": _to(
         "engine.distributed-executor-backend",
-        refused_values={"ray": _TENSOR_PARALLEL, "external_launcher": _TENSOR_PARALLEL},
+        refused_values={"ray": _PARALLEL, "external_launcher": _PARALLEL},
     ),
-    "--disable-custom-all-reduce": _note("an engine computes on one device", takes_value=False),
+    "--disable-custom-all-reduce": _note("there is no all-reduce to choose", takes_value=False),
     # vLLM: answers
     "--enable-auto-tool-choice": _note("tools are on by default", takes_value=False),
     "--tool-call-parser": _to("frontend.tool-call-parser"),
@@ -178,7 +178,7 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--chunked-prefill-size": _to(
         "engine.max-num-batched-tokens", refused_values={"-1": "prompts are always computed in chunks; give their size"}
     ),
-    "--tp-size": _no(_TENSOR_PARALLEL, "1"),
+    "--tp-size": _to("engine.tensor-parallel-size"),
     "--dp-size": _to("engines"),
     # llama.cpp
     "--ctx-size": _to("max-model-len", is_count=True, neutral=("0",)),

@@ -69,6 +69,10 @@ class Channel:
             view = view[num_read:]
         return data
 
+    def fileno(self) -> int:
+        """A file descriptor that is readable when a message, or its end, has come."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         """End the conversation; the other end sees EOFError. A thread that receives here does as well."""
         with contextlib.suppress(OSError):  # it has ended already

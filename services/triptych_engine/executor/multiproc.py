@@ -21,7 +21,8 @@ from triptych_common.constraints.spec import ConstraintSpec
 
 from triptych_engine.executor.protocol import ExecutorInfo, WorkerLostError
 from triptych_engine.executor.worker import Resource, WorkerConfig
-from triptych_engine.executor.worker_process import WorkerProcess
+from triptych_engine.executor.worker_group import WorkerGroup
+from triptych_engine.runner.verdicts import Verdicts
 from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 
 log = logging.getLogger(__name__)
@@ -46,11 +47,19 @@ class MultiprocExecutor:
         config: what the worker begins with.
         step_timeout_s: a worker that takes longer for a step hangs; it is ended.
         on_lost: called on another thread when the worker has ended by itself.
+        num_workers: ranks that compute the model together. Each has a process.
     """
 
-    def __init__(self, config: WorkerConfig, step_timeout_s: float = 300.0, on_lost: Callable[[], None] = lambda: None) -> None:
-        self._config, self._step_timeout_s, self._on_lost = config, step_timeout_s, on_lost
-        self._process: WorkerProcess | None = None
+    def __init__(
+        self,
+        config: WorkerConfig,
+        step_timeout_s: float = 300.0,
+        on_lost: Callable[[], None] = lambda: None,
+        num_workers: int = 1,
+    ) -> None:
+        self._step_timeout_s, self._on_lost, self._is_asynchronous = step_timeout_s, on_lost, config.is_asynchronous
+        self._configs = [config] * num_workers
+        self._workers: WorkerGroup | None = None
         self._lock = threading.RLock()
         #: The worker has its model. Otherwise what is asked waits for it.
         self._may_ask = False
@@ -63,19 +72,22 @@ class MultiprocExecutor:
         self._released: deque[int] = deque()
 
     @property
-    def pid(self) -> int | None:
-        """The worker's process id; None if there is none."""
-        return None if self._process is None else self._process.pid
+    def pids(self) -> list[int]:
+        """The workers' process ids."""
+        return [] if self._workers is None else self._workers.pids
 
     def load(self) -> ExecutorInfo:
-        info: ExecutorInfo
         try:
-            info, verdicts = self._start().call("load")
+            loaded: list[tuple[ExecutorInfo, Verdicts]] = self._start().call("load")
         except WorkerLostError as error:
             raise StartupError(f"the model cannot be loaded: {error}") from error
         # A later worker need not find out the same again.
-        self._config = replace(self._config, verdicts=verdicts, is_asynchronous=info.is_asynchronous)
-        self._may_ask = True
+        info = loaded[0][0]
+        known = zip(self._configs, loaded, strict=True)
+        self._configs = [
+            replace(config, verdicts=verdicts, is_asynchronous=info.is_asynchronous) for config, (_, verdicts) in known
+        ]
+        self._is_asynchronous, self._may_ask = info.is_asynchronous, True
         return replace(info, is_asynchronous=True)
 
     def launch(self, scheduled: SchedulerOutput) -> None:
@@ -89,11 +101,13 @@ class MultiprocExecutor:
         """Nothing to do: the worker samples as soon as it has launched the step."""
 
     def result(self, step_id: int) -> StepResult:
-        process = self._running()
-        if self._config.is_asynchronous:
-            process.post("result", step_id, timeout_s=self._step_timeout_s)
-        result: StepResult = process.answer("result", step_id, timeout_s=self._step_timeout_s)
-        return result
+        workers = self._running()
+        if self._is_asynchronous:
+            workers.post("result", step_id, timeout_s=self._step_timeout_s)
+        results: list[StepResult] = workers.answers("result", step_id, timeout_s=self._step_timeout_s)
+        if any(result.token_ids != results[0].token_ids for result in results[1:]):
+            raise workers.lost("the ranks of the engine have sampled different tokens")
+        return results[0]
 
     def compile_constraint(self, spec: ConstraintSpec) -> Future[Any]:
         return self._ask(("constraint", spec))
@@ -102,14 +116,13 @@ class MultiprocExecutor:
         return self._ask(("lora", name))
 
     def check_health(self) -> None:
-        process = self._running()
+        workers = self._running()
         try:
-            process.call("check_health", timeout_s=self._step_timeout_s)
+            workers.call("check_health", timeout_s=self._step_timeout_s)
         except WorkerLostError:
             raise
         except Exception as error:  # its device is lost, which another process can use again
-            process.end(f"the engine's worker (process {process.pid}) was ended, because its device is lost: {error}")
-            raise WorkerLostError(process.loss) from error
+            raise workers.lost(f"the engine's worker was ended, because its device is lost: {error}") from error
 
     def free_cache(self) -> None:
         self._unless_lost("free_cache")
@@ -118,8 +131,8 @@ class MultiprocExecutor:
         self._unless_lost("unload")
 
     def restore(self) -> None:
-        if self._process is not None and not self._process.loss:
-            self._process.call("restore")
+        if self._workers is not None and not self._workers.loss:
+            self._workers.call("restore")
             return
         with self._lock:
             self._may_ask = False  # until the model is there, questions wait
@@ -133,20 +146,20 @@ class MultiprocExecutor:
         for number in list(self._asked):
             self._answered(number, "", ServiceUnavailableError("the engine is stopping", retry_after_s=5.0))
 
-    def _start(self) -> WorkerProcess:
+    def _start(self) -> WorkerGroup:
         if self._is_closed:
             raise WorkerLostError("the engine is stopping")
-        self._process = WorkerProcess(self._config, self._answered, self._on_lost)
-        return self._process
+        self._workers = WorkerGroup(self._configs, self._answered, self._on_lost)
+        return self._workers
 
     def _end(self) -> None:
-        if self._process is not None:
-            self._process.end()
+        if self._workers is not None:
+            self._workers.end()
 
-    def _running(self) -> WorkerProcess:
-        if self._process is None:
+    def _running(self) -> WorkerGroup:
+        if self._workers is None:
             raise ServiceUnavailableError("the engine's model is not loaded", retry_after_s=5.0)
-        return self._process
+        return self._workers
 
     def _unless_lost(self, name: str) -> None:
         """Free something. A process that has ended holds nothing."""
@@ -159,11 +172,11 @@ class MultiprocExecutor:
 
     def _ask(self, what: Resource) -> Future[Any]:
         number, future = next(self._numbers), Future[Any]()
-        process = self._running()
+        workers = self._running()
         with self._lock:
             self._asked[number] = what, future
             if self._may_ask:
-                process.ask(number, what)
+                workers.ask(number, what)
         return future
 
     def _answered(self, number: int, digest: str, error: Exception | None) -> None:
@@ -184,14 +197,14 @@ class MultiprocExecutor:
 
     def _prepare_again(self) -> None:
         """Ask a new worker for all that the old one had, or was asked for. Adapters must be there before the next step."""
-        process = self._running()
+        workers = self._running()
         with self._lock:
             had = [one for one in list(self._prepared.values()) if one.number not in self._asked]
             self._asked.update((one.number, (one.what, Future())) for one in had)
             for number, (what, _) in self._asked.items():
-                process.ask(number, what)
+                workers.ask(number, what)
             waiting = [self._asked[one.number][1] for one in had if one.what[0] == "lora"]
             self._may_ask = True
         while wait(waiting, _LOOK_S).not_done:
-            if process.loss:
-                raise WorkerLostError(process.loss)
+            if workers.loss:
+                raise WorkerLostError(workers.loss)

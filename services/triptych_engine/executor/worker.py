@@ -36,6 +36,7 @@ from triptych_common.telemetry.logs import LogFormat, configure_logging
 
 from triptych_engine.executor.channel import Channel
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
+from triptych_engine.runner.place import ALONE, Place
 from triptych_engine.runner.verdicts import Verdicts
 from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 from triptych_engine.settings import EngineSettings
@@ -48,11 +49,12 @@ DUMP_SIGNAL = signal.SIGUSR1
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """Resource a worker begins with."""
+    """What a worker begins with."""
 
-    #: Makes the executor, given what is known of the model. Called in the worker.
-    make_executor: Callable[[Verdicts], Executor]
-    #: Of an earlier worker with the same model; empty for the first one.
+    #: Makes the executor, given what is known of the model, and the worker's place. Called in the worker.
+    make_executor: Callable[[Verdicts, Place], Executor]
+    place: Place = ALONE
+    #: Of an earlier worker with the same model and place; empty for the first one.
     verdicts: Verdicts = field(default_factory=Verdicts)
     #: As in ExecutorInfo, if it is known from an earlier worker.
     is_asynchronous: bool = False
@@ -62,7 +64,7 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Resource a call returned or raised."""
+    """What a call returned or raised."""
 
     #: The call: (name, arguments...); ("result", step_id) for a step.
     call: tuple[Any, ...]
@@ -77,6 +79,7 @@ def executor_of_worker(
     pooling: PoolingModel | None,
     engine_bytes: int,
     verdicts: Verdicts,
+    place: Place,
 ) -> Executor:
     """The executor of an engine's model in this process.
 
@@ -85,11 +88,13 @@ def executor_of_worker(
     """
     # These import torch, which the engine's own process does not need.
     from triptych_engine.executor.in_process import InProcessExecutor
-    from triptych_engine.runner.config import runner_config
+    from triptych_engine.runner.config import runner_config, share_of_resources
 
     config = runner_config(settings, model, path, pooling)
     if settings.memory_limit is not None:  # otherwise it is what is available, which is without that process
         config = replace(config, reserved_bytes=config.reserved_bytes + engine_bytes)
+    if place.size > 1:
+        config = share_of_resources(replace(config, place=place))
     return InProcessExecutor(config, verdicts=verdicts)
 
 
@@ -103,9 +108,9 @@ class Worker:
     def __init__(self, steps: Channel, preparations: Channel) -> None:
         self._steps, self._preparations = steps, preparations
         config: WorkerConfig = steps.receive()
-        configure_logging("engine", config.log_level, config.log_format)
+        configure_logging(f"engine-{config.place.rank}" if config.place.rank else "engine", config.log_level, config.log_format)
         self._verdicts = config.verdicts
-        self._make_executor = config.make_executor
+        self._make_executor, self._place = config.make_executor, config.place
         self._known: Executor | None = None
         self._is_asynchronous = config.is_asynchronous
         self._calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
@@ -154,7 +159,7 @@ class Worker:
 
     def _new_executor(self) -> Executor:
         with startup_objects_frozen():  # it imports torch
-            return self._make_executor(self._verdicts)
+            return self._make_executor(self._verdicts, self._place)
 
     def _load(self) -> tuple[ExecutorInfo, Verdicts]:
         executor = self._new_executor()
@@ -180,7 +185,9 @@ class Worker:
         error = self._failed.pop(step_id, None)
         if error is not None:
             raise error
-        return self._executor.result(step_id)
+        result = self._executor.result(step_id)
+        # All ranks must have sampled the same tokens. The first one's answer has the rest.
+        return result if self._place.rank == 0 else StepResult(token_ids=result.token_ids)
 
     def _prepare(self) -> None:
         while True:

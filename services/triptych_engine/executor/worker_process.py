@@ -20,7 +20,7 @@ from triptych_engine.executor.worker import DUMP_SIGNAL, Answer, Resource, Worke
 
 log = logging.getLogger(__name__)
 #: How long a process gets to write the stacks of its threads, and to end when it is asked to, in seconds.
-_DUMP_S, _END_S = 1.0, 5.0
+DUMP_S, _END_S = 1.0, 5.0
 
 
 class WorkerProcess:
@@ -29,13 +29,14 @@ class WorkerProcess:
     Args:
         config: what it begins with.
         on_prepared: called on another thread with each answer about preparations: number, digest, error.
-        on_lost: called on another thread when the process has ended by itself.
+        on_lost: called on another thread when the process has ended by itself, with the reason.
     """
 
     def __init__(
-        self, config: WorkerConfig, on_prepared: Callable[[int, str, Exception | None], None], on_lost: Callable[[], None]
+        self, config: WorkerConfig, on_prepared: Callable[[int, str, Exception | None], None], on_lost: Callable[[str], None]
     ) -> None:
         self._on_prepared, self._on_lost = on_prepared, on_lost
+        self._rank = f"rank {config.place.rank}, " if config.place.size > 1 else ""
         #: Why it has ended; empty while it runs.
         self.loss = ""
         #: Call -> answer that came before it was waited for: that of a step which is in flight when something else is asked.
@@ -44,10 +45,11 @@ class WorkerProcess:
         self._preparations, preparations = Channel.pair()
         with steps, preparations:
             descriptors = (steps.fileno(), preparations.fileno())
+            shared = () if config.place.shared_memory < 0 else (config.place.shared_memory,)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "triptych_engine.executor.worker", *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=descriptors,
+                pass_fds=(*descriptors, *shared),
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
         self.pid = self._process.pid
@@ -65,30 +67,37 @@ class WorkerProcess:
         except OSError:
             raise self._lost() from None
 
-    def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Make a call and wait for what it returns.
+    def answer(self, *call: Any, timeout_s: float | None = None) -> Answer:
+        """Wait for the answer to a call that was posted, or that is answered by itself.
 
         Raises:
             WorkerLostError: the process has ended, or was ended because it did not answer in time.
-            Exception: what the call raised.
         """
-        self.post(name, *arguments, timeout_s=timeout_s)
-        return self.answer(name, *arguments, timeout_s=timeout_s)
+        while call not in self._answers:
+            self.receive(call[0], timeout_s)
+        return self._answers.pop(call)
 
-    def answer(self, *call: Any, timeout_s: float | None = None) -> Any:
-        """Wait for the answer to a call that was posted, or that is answered by itself. Raises like `call`."""
+    def error(self, *call: Any) -> BaseException | None:
+        """What a call that was answered has raised; None if it has not."""
+        return self._answers[call].error
+
+    def has_answered(self, *call: Any) -> bool:
+        """Whether `answer` need not wait."""
+        return call in self._answers
+
+    def receive(self, name: str, timeout_s: float | None = None) -> None:
+        """Wait for the next answer, while that to a call of this name is waited for. Raises like `answer`."""
         try:
-            while call not in self._answers:
-                answer: Answer = self._steps.receive(timeout_s)
-                self._answers[answer.call] = answer
+            answer: Answer = self._steps.receive(timeout_s)
         except TimeoutError:
-            raise self._hangs(call[0], timeout_s) from None
+            raise self._hangs(name, timeout_s) from None
         except EOFError:
             raise self._lost() from None
-        answer = self._answers.pop(call)
-        if answer.error is not None:
-            raise answer.error
-        return answer.value
+        self._answers[answer.call] = answer
+
+    def fileno(self) -> int:
+        """A file descriptor that is readable when `receive` need not wait."""
+        return self._steps.fileno()
 
     def ask(self, number: int, what: Resource) -> None:
         """Ask to prepare something, without waiting. A process that has ended does not answer."""
@@ -127,24 +136,36 @@ class WorkerProcess:
                 log.exception("an answer of the worker could not be used")
         self._questions.put(None)
         if not self.loss:
-            self._lost()
-            self._on_lost()
+            self._on_lost(str(self._lost()))
+
+    @property
+    def label(self) -> str:
+        """What it is called in messages."""
+        return f"the engine's worker ({self._rank}process {self.pid})"
 
     def _lost(self) -> WorkerLostError:
         """The error for a process that has closed its channels."""
         if not self.loss:
             status = self._wait()
             how = f"ended with exit status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
-            self.loss = f"the engine's worker (process {self.pid}) {how}; its output is above"
+            self.loss = f"{self.label} {how}; its output is above"
         return WorkerLostError(self.loss)
 
     def _hangs(self, name: str, timeout_s: float | None) -> WorkerLostError:
         """End a process that does not answer. Its stacks go to the log."""
         if not self.loss:
-            self.loss = f"the engine's worker (process {self.pid}) did not answer to {name!r} within {timeout_s:g} s"
-            log.error("%s; the stacks of its threads follow", self.loss)
-            self._process.send_signal(DUMP_SIGNAL)
-            time.sleep(_DUMP_S)
-            self._process.kill()
-            self._process.wait()
+            log.error("%s hangs; the stacks of its threads follow", self.label)
+            self.dump_stacks()
+            time.sleep(DUMP_S)
+            self.kill(f"{self.label} did not answer to {name!r} within {timeout_s:g} s")
         return WorkerLostError(self.loss)
+
+    def dump_stacks(self) -> None:
+        """Let it write the stacks of its threads to the log, which takes up to DUMP_S."""
+        self._process.send_signal(DUMP_SIGNAL)
+
+    def kill(self, why: str) -> None:
+        """End the process at once. Who waits for its answer gets a WorkerLostError."""
+        self.loss = self.loss or why
+        self._process.kill()
+        self._process.wait()

@@ -26,6 +26,7 @@ from triptych_engine.runner.encoder_runner import EncoderRunner
 from triptych_engine.runner.fusion.decoder import find_decoder
 from triptych_engine.runner.fusion.kernels import FusedKernels
 from triptych_engine.runner.fusion.optimize import optimize
+from triptych_engine.runner.fusion.parallel import ParallelKernels
 from triptych_engine.runner.lora.enable import enable_lora
 from triptych_engine.runner.media_inputs import MediaInputs
 from triptych_engine.runner.memory import measured_kv_cache_bytes
@@ -33,6 +34,7 @@ from triptych_engine.runner.model.loader import NUM_PROBE_TOKENS, LoadedModel, c
 from triptych_engine.runner.model.media_traits import media_traits
 from triptych_engine.runner.model.precision import check_quantization, kv_cache_dtype
 from triptych_engine.runner.model_runner import ModelRunner, RunnerParts
+from triptych_engine.runner.parallel.group import AgreedVerdicts, RankGroup, rank_group
 from triptych_engine.runner.pooling.encoder_model import load_encoder
 from triptych_engine.runner.pooling.heads import decoder_head
 from triptych_engine.runner.pooling.optimize import optimize_encoder
@@ -64,8 +66,10 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None, verdict
     """
     started = time.monotonic()
     use_device(config.device)
-    verdicts = verdicts or Verdicts()
-    parts = _load(config, recorder, verdicts)
+    group, verdicts = rank_group(config), verdicts or Verdicts()
+    if group is not None:
+        verdicts = AgreedVerdicts(verdicts, group)
+    parts = _load(config, recorder, verdicts, group)
     runner = _runner(parts)
     verdicts.of("structure", lambda: _check_structure(runner, parts))
     runner.allocate_cache()
@@ -102,8 +106,12 @@ def _runner(parts: RunnerParts) -> ModelRunner:
     return ModelRunner(parts) if parts.pooler is None else PoolingRunner(parts, parts.pooler)
 
 
-def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts) -> RunnerParts:
+def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts, group: RankGroup | None) -> RunnerParts:
     kernels = load_kernels() if config.device.type == "cpu" and config.attention != "torch" else None
+    if group is not None and group.memory is None:
+        ranks = kernels.ranks if kernels is not None and config.place.shared_memory >= 0 else None
+        if group.agree(ranks is not None) and ranks is not None:
+            group.memory = ranks.open(config.place.shared_memory, group.rank, group.size)
     form = ON_THE_FLY.get(config.quantization)
     if form is not None:
         check_quantization(config.quantization, config.device, config.dtype, kernels is not None)
@@ -115,6 +123,7 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts) -
         max_model_len=config.max_model_len,
         generates=config.pooling is None,
         verdicts=verdicts,
+        group=group,
         quantized_modules=None
         if kernels is None
         else CpuQuantizedModules(kernels.quant_kernels(batch_invariant=config.batch_invariant)),
@@ -125,6 +134,8 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts) -
     trial = _trial(config, model)
     fused = _fused_kernels(config, kernels)
     if fused is not None:
+        if group is not None:
+            fused = ParallelKernels(fused, group.memory)
         optimize(model.model, fused, *trial, verdicts=verdicts)
         model.decoder = find_decoder(model.model, fused, *trial, verdicts=verdicts)
     gc.collect()
@@ -151,6 +162,7 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts) -
         media_traits=traits,
         recorder=recorder,
         pooler=pooler,
+        agree=(lambda number: number) if group is None else group.agree,
     )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from triptych.errors import StartupError
 from triptych.v1 import common_pb2
 from triptych_common.host.cores import num_usable_cores
 from triptych_common.host.memory import private_memory, usable_memory
 from triptych_common.model.pooling import PoolingModel
 
+from triptych_engine.runner.place import ALONE, Place
 from triptych_engine.settings import EngineSettings
 
 _CPU = torch.device("cpu")
@@ -43,6 +45,8 @@ class RunnerConfig:
     quantization: str = "none"  # none, int8, int4
     #: Compute a token's logits to the same bits whatever is computed with it, or refuse the model.
     batch_invariant: bool = False
+    #: This process' place among those that compute the model together.
+    place: Place = ALONE
     #: Number of compute threads; None leaves it unchanged.
     num_threads: int | None = None
     #: The same while media are encoded, which may happen on the same cores.
@@ -55,6 +59,33 @@ class RunnerConfig:
     lora_dir: Path | None = None
     #: Adapters that may be loaded at once.
     max_loras: int = 8
+
+
+def share_of_resources(config: RunnerConfig) -> RunnerConfig:
+    """The configuration of a rank, whose place it has already: its device, and its part of the cores and the memory of a CPU.
+
+    Raises:
+        StartupError: what is asked for cannot be computed by several ranks, or there are fewer GPUs.
+    """
+    if config.lora_dir is not None:
+        raise StartupError("lora_dir: adapters are not supported with tensor_parallel_size")
+    if config.pooling is not None and config.pooling.is_bidirectional:
+        raise StartupError("tensor_parallel_size: models whose tokens attend to all others are computed by one rank")
+    size = config.place.size
+    if config.device.type != "cpu":
+        if torch.cuda.device_count() < size:
+            raise StartupError(f"tensor_parallel_size {size} needs as many GPUs; there are {torch.cuda.device_count()}")
+        return replace(config, device=torch.device("cuda", config.place.rank))
+    num_threads = max(1, (config.num_threads or num_usable_cores()) // size)
+    torch.set_num_threads(num_threads)
+    return replace(
+        config,
+        num_threads=num_threads,
+        num_threads_while_encoding=min(num_threads, max(1, (config.num_threads_while_encoding or num_threads) // size)),
+        memory_limit=config.memory_limit // size,
+        reserved_bytes=config.reserved_bytes // size,
+        kv_cache_bytes=None if config.kv_cache_bytes is None else config.kv_cache_bytes // size,
+    )
 
 
 def runner_config(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +52,8 @@ class RunnerParts:
     recorder: Recorder | None
     #: Pools the hidden states of all requests; None if the model generates text.
     pooler: Pooler | None = None
+    #: Of the ranks' measurements, the one that all go by. Called by all.
+    agree: Callable[[float], float] = lambda number: number
 
 
 class ModelRunner:
@@ -61,7 +64,7 @@ class ModelRunner:
         self.num_blocks = parts.num_blocks
         self.media_traits = parts.media_traits
         self._model, self._backend, self._media = parts.model, parts.backend, parts.media
-        self._cache_dtype, self._recorder = parts.cache_dtype, parts.recorder
+        self._cache_dtype, self._recorder, self._agree = parts.cache_dtype, parts.recorder, parts.agree
         self._graphs: GraphedDecode | None = None
         self._is_warm = False
         self._errors: dict[str, str] = {}  # request_id -> why it cannot be computed; of the current step
@@ -257,7 +260,9 @@ class ModelRunner:
         self._graphs = self._record_decode()
         max_tokens = min(config.max_num_batched_tokens, config.max_model_len - 1, self.num_blocks * config.block_size - 1)
         max_num_seqs = min(config.max_num_seqs, self.num_blocks)
-        costs = WarmUp(self, config.block_size, max_tokens, max_num_seqs).run(largest=config.device.type != "cpu")
+        costs = WarmUp(self, config.block_size, max_tokens, max_num_seqs, agree=self._agree).run(
+            largest=config.device.type != "cpu"
+        )
         self._is_warm = True
         self._prefault_cache()  # not earlier: it would slow down the measured steps
         return costs

@@ -40,6 +40,7 @@ class WarmUp:
         max_tokens: length of the longest prompt that it can compute.
         max_num_seqs: maximum number of sequences, with one block each.
         clock: seconds.
+        agree: of what the ranks that compute a step together have measured, the number that all go by.
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class WarmUp:
         max_tokens: int,
         max_num_seqs: int,
         clock: Callable[[], float] = time.perf_counter,
+        agree: Callable[[float], float] = lambda number: number,
     ) -> None:
-        self._runner, self._block_size, self._clock = runner, block_size, clock
+        self._runner, self._block_size, self._clock, self._agree = runner, block_size, clock, agree
         self._max_tokens, self._max_num_seqs = max_tokens, max_num_seqs
 
     def run(self, *, largest: bool) -> StepCosts:
@@ -73,7 +75,7 @@ class WarmUp:
             rounds.append((self._time_decode(1), self._time_decode(num_seqs), self._time_prefill(num_tokens)))
             if len(rounds) >= _LEAST_ROUNDS and all(map(_is_stable, zip(*rounds, strict=True))):
                 break
-            if len(rounds) > 1 and self._clock() > ended_s:
+            if len(rounds) > 1 and self._agree(self._clock() - ended_s) > 0:
                 break
         one_s, several_s, prompt_s = (median(durations) for durations in zip(*rounds, strict=True))
         decode_s = (several_s - one_s) / max(1, num_seqs - 1)
@@ -109,7 +111,7 @@ class WarmUp:
         self._runner.execute(SchedulerOutput(new=sequences))
         started_s = self._clock()
         self._runner.execute(SchedulerOutput(num_scheduled_tokens=dict.fromkeys(ids, num_tokens)))
-        elapsed_s = self._clock() - started_s
+        elapsed_s = self._agree(self._clock() - started_s)
         self._runner.execute(SchedulerOutput(dropped=ids))
         return elapsed_s
 

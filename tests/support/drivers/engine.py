@@ -23,6 +23,7 @@ from triptych_engine.executor.worker import WorkerConfig
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.model_runner import ModelRunner
+from triptych_engine.runner.place import Place
 from triptych_engine.runner.verdicts import Verdicts
 from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.output import SequenceOutput
@@ -44,7 +45,7 @@ class _Loaded(InProcessExecutor):
         return ExecutorInfo(self.runner.vocab_size, self.runner.num_blocks, 16, self.runner.media_traits, 2048, 1, None)
 
 
-def _executor_of_worker(config: RunnerConfig, num_blocks: int, verdicts: Verdicts) -> InProcessExecutor:
+def _executor_of_worker(config: RunnerConfig, num_blocks: int, verdicts: Verdicts, place: Place) -> InProcessExecutor:
     runner = build_runner(config, verdicts=verdicts)
     runner.num_blocks = num_blocks
     runner.allocate_cache()

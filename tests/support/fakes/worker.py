@@ -18,6 +18,7 @@ from triptych_common.constraints.spec import ConstraintSpec
 from triptych_engine.executor.multiproc import MultiprocExecutor
 from triptych_engine.executor.protocol import ExecutorInfo
 from triptych_engine.executor.worker import WorkerConfig
+from triptych_engine.runner.place import Place
 from triptych_engine.runner.verdicts import Verdicts
 from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 
@@ -117,5 +118,5 @@ def a_worker(kind: type[DangerousRunner] = DangerousRunner, step_timeout_s: floa
     return MultiprocExecutor(WorkerConfig(partial(_make, kind)), step_timeout_s, **options)
 
 
-def _make(kind: type[DangerousRunner], verdicts: Verdicts) -> DangerousRunner:
+def _make(kind: type[DangerousRunner], verdicts: Verdicts, place: Place) -> DangerousRunner:
     return kind(verdicts)

@@ -61,7 +61,7 @@ def test_arguments_become_settings_that_exist() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("tensor_parallel_size", 2, "tensor_parallel_size=2 is not supported: an engine computes on one device"),
+        ("pipeline_parallel_size", 2, "pipeline_parallel_size=2 is not supported: an engine divides its model by"),
         ("trust_remote_code", True, "never run"),
         ("seed", 0, "seeds belong to requests"),
         ("runner", "draft", "known are generate, pooling"),
@@ -74,11 +74,11 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str, value: Any, messa
 
 
 def test_values_that_change_nothing_are_taken() -> None:
-    neutral = {"tensor_parallel_size": 1, "trust_remote_code": False, "seed": None, "swap_space": 0, "max_num_seqs": None}
+    neutral = {"pipeline_parallel_size": 1, "trust_remote_code": False, "seed": None, "swap_space": 0, "max_num_seqs": None}
     assert server_options(neutral) == {"engine": {"max_num_seqs": None}, "frontend": {}}
     # True is not 1 where a number is meant.
     with pytest.raises(InvalidRequestError):
-        server_options({"tensor_parallel_size": True})
+        server_options({"pipeline_parallel_size": True})
 
 
 def test_unknown_arguments() -> None:

@@ -21,16 +21,16 @@ _ENGINE = {
     "enable_prefix_caching": "enable_prefix_caching",
     "async_scheduling": "async_scheduling",
     "device": "device",
+    "tensor_parallel_size": "tensor_parallel_size",
 }
 #: Argument -> its setting of the frontend.
 _FRONTEND = {"allowed_local_media_path": "allowed_media_root"}
 #: Argument -> its option of `triptych serve`.
 _SERVE = {"max_model_len", "quantization", "served_model_name", "task", "engines", "encoders"}
 _OTHER_NAMES = {"kv_cache_memory_bytes": "kv_cache_memory"}
-_ONE_DEVICE = "an engine computes on one device"
+_ONE_DEVICE = "an engine divides its model by tensor_parallel_size only"
 #: Argument of vLLM -> the values at which it changes nothing, and why others are refused.
 _REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
-    "tensor_parallel_size": ((None, 1), f"{_ONE_DEVICE}; engines=N starts N engines, each with the whole model"),
     "pipeline_parallel_size": ((None, 1), _ONE_DEVICE),
     "data_parallel_size": ((None, 1), "engines=N starts N engines, each with the whole model"),
     "swap_space": ((None, 0), "KV blocks are not swapped; a preempted request is computed again"),

@@ -48,9 +48,11 @@ class CpuFusedKernels:
     def pack(self, *linears: Any) -> PackedLinear:
         return pack(self._kernels, *linears, form=self._form, batch_invariant=self._batch_invariant)
 
-    def head(self, linear: nn.Linear) -> nn.Module | None:
-        dtype, kernels = linear.weight.dtype, self._kernels
-        if kernels is None or (self._form is None and dtype != torch.bfloat16):
+    def head(self, linear: nn.Module) -> nn.Module | None:
+        if type(linear) is not nn.Linear or (kernels := self._kernels) is None:
+            return None
+        dtype = linear.weight.dtype
+        if self._form is None and dtype != torch.bfloat16:
             return None
         if self._form is None:
             packed: PackedLinear = Bf16Linear(linear.weight.data, None if linear.bias is None else linear.bias.data, kernels)

@@ -37,7 +37,7 @@ class DecoderLayerArgs(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("norm", "mlp_norm", "q_norm", "k_norm")),
         *((name, PackedWeight) for name in ("qkv", "out", "gate_up", "down")),
-        ("sinks", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("sinks", "ranks")),
         *((name, ctypes.c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "window", "index")),
         *((name, ctypes.c_float) for name in ("norm_eps", "mlp_norm_eps", "qk_norm_eps", "scaling", "softcap")),
     ]

@@ -37,7 +37,7 @@ class LayerKernel:
         self.group = heads[0] // heads[1]  # query heads per key head
         self.args = DecoderLayerArgs(
             norm.data_ptr(), mlp_norm.data_ptr(), _address(q_norm), _address(k_norm), *(packed_weight(one) for one in products),
-            _address(sinks), *heads, options["window"], index, norm_eps, mlp_norm_eps, qk_eps, options["scaling"],
+            _address(sinks), parts.ranks, *heads, options["window"], index, norm_eps, mlp_norm_eps, qk_eps, options["scaling"],
             options["softcap"],
         )  # fmt: skip
         self.weight_format: str = products[0].weight_format

@@ -66,8 +66,8 @@ class CudaFusedKernels:
         bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
         return CudaLinear(weight, bias)
 
-    def head(self, linear: nn.Linear) -> nn.Module | None:
-        if linear.weight.dtype == torch.float32:
+    def head(self, linear: nn.Module) -> nn.Module | None:
+        if type(linear) is not nn.Linear or linear.weight.dtype == torch.float32:
             return None
         return CudaHead(linear.weight.data, None if linear.bias is None else linear.bias.data)
 

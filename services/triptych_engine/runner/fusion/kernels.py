@@ -31,6 +31,8 @@ class LayerParts:
         qk_norms: weights [head_dim] fp32 of queries' and keys' norms, and their epsilon; None for none.
         products: q/k/v concatenated, output, gate and up concatenated, down.
         options: options of the attention backend's `forward`.
+        ranks: address of what adds up the outputs of the second and the fourth product, of ranks that have shares of the layer;
+            None if it is whole.
     """
 
     index: int
@@ -40,6 +42,7 @@ class LayerParts:
     num_q_heads: int
     cache_shape: LayerShape
     options: dict[str, Any]
+    ranks: int | None = None
 
 
 class LayerStack(Protocol):
@@ -99,8 +102,8 @@ class FusedKernels(Protocol):
         """Combine linear layers into one, in the layout that is fastest here; either all or none have a bias."""
         ...
 
-    def head(self, linear: nn.Linear) -> nn.Module | None:
-        """The output head with float32 logits; None if it is packed like other layers."""
+    def head(self, linear: nn.Module) -> nn.Module | None:
+        """The output head with float32 logits; None if it is packed like other layers, or is packed already."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:

@@ -113,7 +113,7 @@ def _replace(model: PreTrainedModel, make: Callable[[nn.Module, str], nn.Module 
 
 
 def _packed_linear(module: nn.Module, kernels: FusedKernels) -> nn.Module | None:
-    return kernels.pack(module) if type(module) is nn.Linear and kernels.takes([module]) else None
+    return kernels.pack(module) if not isinstance(module, PackedLinear) and kernels.takes([module]) else None
 
 
 def _linears(module: nn.Module, kernels: FusedKernels, *names: str) -> list[nn.Linear | PackedLinear] | None:
@@ -160,8 +160,7 @@ def _same(expected: torch.Tensor, got: torch.Tensor) -> bool:
 
 def _replace_head(model: PreTrainedModel, kernels: FusedKernels) -> None:
     """Let the output head return float32. A plain one of a float32 model is packed with other layers."""
-    head = model.get_output_embeddings()
-    replacement = kernels.head(head) if type(head) is nn.Linear else None
+    replacement = kernels.head(model.get_output_embeddings())
     if replacement is not None:
         model.set_output_embeddings(replacement)
 

@@ -28,6 +28,8 @@ from triptych_engine.runner.model.precision import check_quantized, compute_dtyp
 from triptych_engine.runner.model.refusals import check_supported, is_multimodal
 from triptych_engine.runner.model.towers import language_model_only
 from triptych_engine.runner.model.whole_decoder import WholeDecoder
+from triptych_engine.runner.parallel.group import RankGroup
+from triptych_engine.runner.parallel.loading import load_share
 from triptych_engine.runner.quantization.checkpoints import check_plain, load_quantized, quantization_of
 from triptych_engine.runner.quantization.gguf import load_gguf
 from triptych_engine.runner.quantization.tensor import QuantizedModules
@@ -141,6 +143,7 @@ def load_model(
     max_model_len: int,
     generates: bool = True,
     quantized_modules: QuantizedModules | None = None,
+    group: RankGroup | None = None,
     verdicts: Verdicts | None = None,
 ) -> LoadedModel:
     """Load the language model of a checkpoint.
@@ -150,6 +153,7 @@ def load_model(
         generates: the checkpoint must have the weights of the output head.
         quantized_modules: makes the layers of a checkpoint that is quantised; None if such ones cannot be computed here.
         verdicts: of the same checkpoint, if it was loaded before in this process.
+        group: the ranks among which the model is divided; None if it is not.
 
     Raises:
         UnsupportedModelError: it could not be run correctly.
@@ -165,6 +169,8 @@ def load_model(
     checkpoint: torch.dtype = getattr(torch, checkpoint_dtype(path))
     gguf = gguf_file(path)
     is_quantized = gguf is not None or quantization_of(config) is not None
+    if is_quantized and group is not None:
+        raise UnsupportedModelError(f"cannot serve {name} with --tensor-parallel-size: its weights are quantised in the checkpoint")
     if is_quantized:
         check_quantized(name, device, dtype, has_kernels=quantized_modules is not None)
         dtype = torch.float32
@@ -178,7 +184,7 @@ def load_model(
         model = load_quantized(path, _model_class(config), config, quantized_modules)
     else:
         check_plain(path)
-        model = _from_safetensors(path, name, config, dtype, generates)
+        model = _from_safetensors(path, name, config, dtype, generates, group)
     model = model.eval().requires_grad_(False).to(device)
     num_probe_tokens = min(NUM_PROBE_TOKENS, max_model_len)
     probe = torch.arange(num_probe_tokens, device=device) * 7919 % config.get_text_config().vocab_size
@@ -202,11 +208,21 @@ def load_model(
     )
 
 
-def _from_safetensors(path: Path, name: str, config: PretrainedConfig, dtype: torch.dtype, generates: bool) -> PreTrainedModel:
+def _from_safetensors(
+    path: Path, name: str, config: PretrainedConfig, dtype: torch.dtype, generates: bool, group: RankGroup | None
+) -> PreTrainedModel:
     try:
-        model, info = _model_class(config).from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True, ignore_mismatched_sizes=True
-        )
+        if group is not None:
+            model, info = load_share(path, _model_class(config), config, dtype, group)
+        else:
+            model, info = _model_class(config).from_pretrained(
+                path,
+                config=config,
+                dtype=dtype,
+                attn_implementation="eager",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
     except (ImportError, OSError, RuntimeError, SafetensorError) as error:
         raise StartupError(f"cannot load {name}: {str(error).strip().splitlines()[0]}") from error
     # Models for embeddings are often saved without a head.

@@ -68,7 +68,7 @@ def started() -> Iterator[list[Engine]]:
     engines: list[Engine] = []
     yield engines
     for engine in engines:
-        pid = engine.executor.pid
+        pid = engine.executor.pids[0]
         engine.stop()
         assert pid is None or not psutil.pid_exists(pid), "no process is left"
 
@@ -93,11 +93,11 @@ def test_texts_are_the_same_as_in_one_process(engine: Engine) -> None:
     engine.finish(*requests)
     assert_expected(engine, requests)
     assert engine.loaded.vocab_size == VOCAB_SIZE
-    assert engine.executor.pid != os.getpid()
+    assert engine.executor.pids[0] != os.getpid()
 
 
 def test_a_step_that_fails_fails_its_requests_only(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    pid = engine.executor.pid
+    pid = engine.executor.pids[0]
     engine.finish(a_request("bad", [FAIL, 1]))
     assert isinstance(engine.last["bad"].error, InternalError)
     notes = [note for record in caplog.records if record.exc_info for note in getattr(record.exc_info[1], "__notes__", ())]
@@ -105,7 +105,7 @@ def test_a_step_that_fails_fails_its_requests_only(engine: Engine, caplog: pytes
     requests = some_requests()
     engine.finish(*requests)
     assert_expected(engine, requests)
-    assert engine.executor.pid == pid
+    assert engine.executor.pids[0] == pid
 
 
 @pytest.mark.parametrize("end", [CRASH, EXIT, LOSE_DEVICE])
@@ -135,8 +135,7 @@ def test_a_process_that_hangs_is_replaced_and_tells_where_it_was(
 def test_a_stopped_process_is_replaced(started: list[Engine]) -> None:
     engine = Engine(a_worker(step_timeout_s=1.0))
     started.append(engine)
-    assert engine.executor.pid is not None
-    stopped = psutil.Process(engine.executor.pid)
+    stopped = psutil.Process(engine.executor.pids[0])
     stopped.send_signal(signal.SIGSTOP)
     requests = some_requests(2)
     engine.finish(*requests)
@@ -148,8 +147,7 @@ def test_an_idle_process_that_is_killed_is_told_at_once() -> None:
     lost = threading.Event()
     executor = a_worker(on_lost=lost.set)
     executor.load()
-    assert executor.pid is not None
-    os.kill(executor.pid, signal.SIGKILL)
+    os.kill(executor.pids[0], signal.SIGKILL)
     assert lost.wait(WAIT_S)
     with pytest.raises(WorkerLostError, match="was ended by SIGKILL"):
         executor.check_health()
@@ -229,7 +227,7 @@ def test_new_processes_have_what_the_old_ones_had(capfd: pytest.CaptureFixture[s
     asked_of_none = executor.load_lora("while there is none")
     executor.restore()
     lost.clear()
-    os.kill(executor.pid or 0, signal.SIGKILL)
+    os.kill(executor.pids[0], signal.SIGKILL)
     assert lost.wait(WAIT_S)
     executor.restore()
     held += [asked.result(WAIT_S), asked_of_none.result(WAIT_S), executor.load_lora("later").result(WAIT_S)]
@@ -246,7 +244,7 @@ def test_a_process_that_is_lost_while_asleep_is_as_good_as_freed() -> None:
     lost = threading.Event()
     executor = a_worker(on_lost=lost.set)
     executor.load()
-    os.kill(executor.pid or 0, signal.SIGKILL)
+    os.kill(executor.pids[0], signal.SIGKILL)
     assert lost.wait(WAIT_S)
     executor.free_cache()
     executor.unload()
@@ -258,7 +256,7 @@ def test_a_process_that_is_lost_while_asleep_is_as_good_as_freed() -> None:
 def test_what_is_asked_of_a_stopped_process_blocks_nobody() -> None:
     executor = a_worker()
     executor.load()
-    os.kill(executor.pid or 0, signal.SIGSTOP)
+    os.kill(executor.pids[0], signal.SIGSTOP)
     started_s = time.monotonic()
     asked = [executor.compile_constraint(ConstraintSpec("regex", "a" * 100_000)) for _ in range(50)]
     assert time.monotonic() - started_s < 2
@@ -277,7 +275,7 @@ def test_after_the_end_no_other_process_is_started() -> None:
 def test_at_the_end_nobody_waits_for_what_was_asked() -> None:
     executor = a_worker()
     executor.load()
-    os.kill(executor.pid or 0, signal.SIGSTOP)
+    os.kill(executor.pids[0], signal.SIGSTOP)
     asked = executor.compile_constraint(ConstraintSpec("regex", "a"))
     executor.close()
     with pytest.raises(ServiceUnavailableError, match="is stopping"):
@@ -294,7 +292,7 @@ executor = a_worker()
 executor.load()
 scheduler = a_scheduler()
 core = EngineCore(scheduler, executor, lambda *arguments: None)
-print(executor.pid, flush=True)
+print(executor.pids[0], flush=True)
 if sys.argv[1] == "in a step":
     scheduler.add(a_request("r", [HANG]))
     core.step()

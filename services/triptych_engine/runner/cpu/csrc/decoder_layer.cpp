@@ -6,6 +6,7 @@
 #include "linear/linear_quant.h"
 #include "lora.h"
 #include "attention/paged_attention.h"
+#include "ranks.h"
 #include "stage_clock.h"
 #include "team.h"
 
@@ -24,6 +25,7 @@ struct DecoderLayerArgs {
   PackedWeight gate_up;   // hidden -> 2 * intermediate
   PackedWeight down;      // intermediate -> hidden
   const float* sinks;     // [num_q_heads], or null
+  Ranks* ranks;           // whose shares of the layer are added up, or null
   int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim, window;
   int32_t index;          // of the layer in the model
   float norm_eps, mlp_norm_eps, qk_norm_eps, scaling, softcap;
@@ -137,7 +139,8 @@ void add_row(float* to, const float* added, int64_t size) {
 
 // One layer, computed by all threads of a parallel region. x may be s.out.
 template <class Format, class Cache>
-void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const float* x, Team& team, StageClock& clock) {
+void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const float* x, Team& team, StageClock& clock,
+                   Exchange& exchange) {
   const int64_t rows = s.attention->num_tokens, hidden = l.qkv.in_features, inner = l.down.in_features;
   const Workspace<Format> w(l, s.workspace, rows);
   const PagedAttentionArgs a = attention_of(l, s, layer, w);
@@ -171,6 +174,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
   clock.mark(kOtherStage);
   attended.multiply(l.out, w.added, rows);
   team.wait();
+  exchange.sum(w.added, rows * hidden);
   clock.mark(kLinearStage);
   adapted.add(3, 1, w.attended, l.out, w.added);
   Team::for_rows(rows, [&](int64_t r) {
@@ -198,6 +202,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
     gated.multiply(l.down, w.added, rows);
   }
   team.wait();
+  exchange.sum(w.added, rows * hidden);
   clock.mark(kLinearStage);
   adapted.add(6, 1, w.gated, l.down, w.added);
   // No barrier: the next layer begins with the same rows in the same threads.
@@ -245,6 +250,7 @@ void decoder_layers(const DecoderStepArgs& s) {
 #pragma omp parallel
   {
     StageClock clock(s.stage_ns);
+    Exchange exchange(s.layers[0]->ranks, team);
     const float* x = s.x;
     if (s.token_ids) {  // the first layer begins with the same rows in the same threads
       const int64_t hidden = s.layers[0]->qkv.in_features;
@@ -252,7 +258,7 @@ void decoder_layers(const DecoderStepArgs& s) {
       x = s.out;
       clock.mark(kEmbeddingStage);
     }
-    for (int64_t i = 0; i < s.num_layers; i++) compute_layer<Format, Cache>(*s.layers[i], s, i, i ? s.out : x, team, clock);
+    for (int64_t i = 0; i < s.num_layers; i++) compute_layer<Format, Cache>(*s.layers[i], s, i, i ? s.out : x, team, clock, exchange);
     if (s.ends) compute_logits<Format>(s, team, clock);
   }
 }
