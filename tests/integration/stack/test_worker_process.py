@@ -1,4 +1,7 @@
-"""`triptych serve` whose models are computed by worker processes: these end, hang and sleep under streams, and no text differs."""
+"""`triptych serve` whose models are computed by worker processes: these end, hang and sleep under streams, and no text differs.
+
+One process computes the model, or two that have a share of it each.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from support.stack import QUESTION, Stack, running_stack
 from triptych.v1 import control_pb2
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300), pytest.mark.long]
-_FLAGS = ["--engine.distributed-executor-backend", "mp", "--engine.dtype", "float32", "--engine.batch-invariant"]
+_FLAGS = ["--engine.dtype", "float32", "--engine.batch-invariant"]
+_FORMS = {1: ["--engine.distributed-executor-backend", "mp"], 2: ["--tensor-parallel-size", "2"]}
 _SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 300}}, "required": ["name"]}
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA}}
 _TELL = {"messages": [{"role": "user", "content": "Tell me a long story about a dragon."}], "max_tokens": 120}
@@ -31,12 +35,12 @@ BODIES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    with running_stack(*_FLAGS) as stack:
+@pytest.fixture(scope="module", params=_FORMS, ids=lambda size: f"{size}-ranks")
+def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
+    with running_stack(*_FLAGS, *_FORMS[request.param]) as stack:
         yield stack
         everything = psutil.Process(stack.serving.process.pid).children(recursive=True)
-        assert len(workers(stack)) == 1
+        assert len(workers(stack)) == request.param
         stack.serving.process.send_signal(signal.SIGINT)
         assert stack.serving.process.wait(timeout=60) == 0
         assert not any(process.is_running() for process in everything)
@@ -74,7 +78,7 @@ def test_streams_go_on_with_the_next_worker(
     stack: Stack, undisturbed: list[tuple[str, list[float], str]], number: signal.Signals
 ) -> None:
     begun = [threading.Event() for _ in BODIES]
-    (worker,) = workers(stack)
+    worker = workers(stack)[-1]
     with ThreadPoolExecutor(len(BODIES) + 2) as threads:
         streams = [threads.submit(streamed, stack, body, event) for body, event in zip(BODIES, begun, strict=True)]
         assert all(event.wait(60) for event in begun[:3])
@@ -88,15 +92,13 @@ def test_streams_go_on_with_the_next_worker(
         assert got[1] == pytest.approx(wanted[1], abs=1e-6)
         assert got[2] == wanted[2]
     assert re.search(rf"was ended by {number.name}; its output is above; starting another one", stack.serving.log)
-    (after,) = workers(stack)
-    assert after.pid != worker.pid
+    assert worker not in workers(stack)
     stack.wait_until_empty()
     stack.serving.wait_until_ready(stack.url)
 
 
 def test_an_idle_engine_is_ready_again_by_itself(stack: Stack, undisturbed: list[tuple[str, list[float], str]]) -> None:
-    (worker,) = workers(stack)
-    worker.kill()
+    workers(stack)[-1].kill()
     stack.serving.wait_until_unready(stack.url, timeout_s=5)
     stack.serving.wait_until_ready(stack.url)
     assert streamed(stack, BODIES[0]) == undisturbed[0]
@@ -114,8 +116,7 @@ def test_it_sleeps_and_wakes(stack: Stack, undisturbed: list[tuple[str, list[flo
 def test_a_worker_that_is_lost_asleep_is_there_when_it_wakes(stack: Stack, undisturbed: list[tuple[str, list[float], str]]) -> None:
     control = stack.control("engine")
     control.Sleep(control_pb2.SleepRequest(level=2, timeout_s=5), timeout=60)
-    (worker,) = workers(stack)
-    worker.kill()
+    workers(stack)[-1].kill()
     worker.wait(10)
     time.sleep(1)
     assert not workers(stack), "nothing is loaded while it sleeps"

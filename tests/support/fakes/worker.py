@@ -25,15 +25,15 @@ from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 from support.fakes.runner import FakeRunner
 
 #: A token that a prompt begins with -> what its step does to the process.
-CRASH, HANG, EXIT, FAIL, LOSE_DEVICE = range(40, 45)
+CRASH, HANG, EXIT, FAIL, LOSE_DEVICE, DIFFER = range(40, 46)
 
 
 class DangerousRunner(FakeRunner):
-    """A `FakeRunner` that does what prompts say, in a worker process."""
+    """A `FakeRunner` that does what prompts say, in a worker process; of several ranks, the last one does it."""
 
-    def __init__(self, verdicts: Verdicts) -> None:
+    def __init__(self, verdicts: Verdicts, place: Place) -> None:
         super().__init__()
-        self._verdicts = verdicts
+        self._verdicts, self._is_last, self._differs = verdicts, place.rank == place.size - 1, False
 
     def load(self) -> ExecutorInfo:
         self._verdicts.of("loaded by", os.getpid)
@@ -41,7 +41,8 @@ class DangerousRunner(FakeRunner):
 
     def launch(self, scheduled: SchedulerOutput) -> None:
         for new in scheduled.new:
-            danger = new.token_ids[0]
+            danger = new.token_ids[0] if self._is_last else 0
+            self._differs |= danger == DIFFER
             if danger == CRASH:
                 ctypes.string_at(0)
             elif danger == HANG:
@@ -80,6 +81,8 @@ class DangerousRunner(FakeRunner):
         result = super().result(step_id)
         if any(chunk_id.startswith("large") for chunk_id in result.token_ids):
             result.pooled["large"] = np.zeros(1 << 20)
+        if self._differs:
+            result.token_ids = {key: [token + 1 for token in tokens] for key, tokens in result.token_ids.items()}
         return result
 
     def free_cache(self) -> None:
@@ -106,6 +109,16 @@ class Refusing(DangerousRunner):
         raise UnsupportedModelError("this model is of no kind that is known")
 
 
+class HalfRefusing(DangerousRunner):
+    """The last rank cannot load its model, for which the others wait."""
+
+    def load(self) -> ExecutorInfo:
+        if self._is_last:
+            raise UnsupportedModelError("this rank is of no kind that is known")
+        time.sleep(600)
+        raise AssertionError
+
+
 class Dying(DangerousRunner):
     """Ends while it loads."""
 
@@ -119,4 +132,4 @@ def a_worker(kind: type[DangerousRunner] = DangerousRunner, step_timeout_s: floa
 
 
 def _make(kind: type[DangerousRunner], verdicts: Verdicts, place: Place) -> DangerousRunner:
-    return kind(verdicts)
+    return kind(verdicts, place)

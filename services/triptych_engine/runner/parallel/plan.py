@@ -78,7 +78,7 @@ def share_of(model: PreTrainedModel, rank: int, size: int) -> Share:
         UnsupportedModelError: the family has no plan, or one that leaves too much whole; or there are too many ranks.
     """
     styles = _styles(model)
-    return _Division(model, styles, rank, size).share()
+    return [_Division(model, styles, one, size).share() for one in range(size)][rank]  # one that is refused is refused by all
 
 
 def _styles(model: PreTrainedModel) -> dict[str, str]:

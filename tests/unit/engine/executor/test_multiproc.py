@@ -4,88 +4,30 @@ from __future__ import annotations
 
 import gc
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 
 import psutil
 import pytest
-from support.builders.engine import a_request, a_scheduler
-from support.fakes.runner import VOCAB_SIZE, expected_output
+from support.builders.engine import a_request
+from support.drivers.worker_engine import WAIT_S, Engine, assert_expected, some_requests
+from support.fakes.runner import VOCAB_SIZE
 from support.fakes.worker import CRASH, EXIT, FAIL, HANG, LOSE_DEVICE, Dying, Refusing, a_worker
 from triptych.errors import InternalError, ModelNotFoundError, ServiceUnavailableError, StartupError, UnsupportedModelError
 from triptych_common.constraints.spec import ConstraintSpec
-from triptych_engine.core import EngineCore
-from triptych_engine.executor.multiproc import MultiprocExecutor
 from triptych_engine.executor.protocol import WorkerLostError
-from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput
-from triptych_engine.scheduling.request import FinishReason, Request
-
-WAIT_S = 60.0
-
-
-class Engine:
-    """A core with a worker process."""
-
-    def __init__(self, executor: MultiprocExecutor, *, async_scheduling: bool = True) -> None:
-        self.executor = executor
-        self.loaded = executor.load()
-        self.scheduler = a_scheduler(self.loaded.num_blocks, self.loaded.block_size)
-        self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.tokens = defaultdict[str, list[int]](list)
-        self.last: dict[str, SequenceOutput] = {}
-        self.core = EngineCore(self.scheduler, executor, self._publish, async_scheduling=async_scheduling)
-        self.core.start()
-
-    def _publish(self, step: int, outputs: list[SequenceOutput], load: object) -> None:
-        for output in outputs:
-            self.tokens[output.request_id] += output.token_ids
-            if output.finish_reason is not None:
-                self.last[output.request_id] = output
-                self._ended.put(output.request_id)
-
-    def finish(self, *requests: Request) -> None:
-        """Add requests, and wait until all have ended."""
-        for request in requests:
-            self.core.add(request)
-        for _ in requests:
-            self._ended.get(timeout=WAIT_S)
-
-    def stop(self) -> None:
-        self.core.stop()
-        self.executor.close()
-
-
-@pytest.fixture
-def started() -> Iterator[list[Engine]]:
-    """Engines to be stopped."""
-    engines: list[Engine] = []
-    yield engines
-    for engine in engines:
-        pid = engine.executor.pids[0]
-        engine.stop()
-        assert pid is None or not psutil.pid_exists(pid), "no process is left"
+from triptych_engine.scheduling.output import SchedulerOutput
+from triptych_engine.scheduling.request import FinishReason
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def engine(request: pytest.FixtureRequest, started: list[Engine]) -> Engine:
     started.append(Engine(a_worker(), async_scheduling=request.param))
     return started[0]
-
-
-def some_requests(num: int = 6) -> list[Request]:
-    return [a_request(f"r{index}", [1, 2, 3, 4, index], max_tokens=10) for index in range(num)]
-
-
-def assert_expected(engine: Engine, requests: list[Request]) -> None:
-    for request in requests:
-        assert engine.tokens[request.request_id] == expected_output(request.prompt_token_ids, request.sampling)
 
 
 def test_texts_are_the_same_as_in_one_process(engine: Engine) -> None:

@@ -1,0 +1,106 @@
+"""Models that are divided among ranks, in real processes: logits are those of one process, and no rank has more than its part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from support.builders.engine import a_tiny_llama_config, save_random_model
+from support.builders.text_families import COMMON, FAMILIES, HEAD_16, PROMPTS
+from support.drivers.ranks import Ranks, compute
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+from triptych.errors import UnsupportedModelError
+from triptych_engine.runner.config import RunnerConfig
+
+_MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+#: Families as users have them, with dimensions that do not divide by all numbers of ranks, and fewer key heads than ranks.
+DIVIDED: dict[str, PretrainedConfig] = {
+    **{
+        name: FAMILIES[name] for name in ("llama", "llama-tied", "mistral-window", "qwen2", "qwen3", "gemma3-text", "phi3", "olmo2")
+    },
+    **{name: FAMILIES[name] for name in ("granite", "gpt-neox", "gpt-oss", "glm4", "cohere2")},
+    "one-key-head": transformers.Qwen3Config(**HEAD_16 | {"num_attention_heads": 6, "num_key_value_heads": 1}),
+    "groups-of-three": transformers.Qwen3Config(**HEAD_16 | {"num_attention_heads": 9, "num_key_value_heads": 3}),
+    "ragged-groups": transformers.Qwen3Config(
+        **HEAD_16 | {"num_attention_heads": 10, "num_key_value_heads": 2, "intermediate_size": 400}
+    ),
+    "mixtral": FAMILIES["mixtral"],
+    "qwen3-moe": transformers.Qwen3MoeConfig(**HEAD_16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48),
+    "deepseek-v3": transformers.DeepseekV3Config(**FAMILIES["deepseek-v3"].to_dict() | {"moe_intermediate_size": 48}),
+    "qwen2-vl": transformers.Qwen2VLConfig(
+        text_config={**COMMON, "rope_parameters": _MROPE},
+        vision_config={"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 64, "mlp_ratio": 2},
+        image_token_id=5,
+        video_token_id=6,
+        vision_start_token_id=7,
+        vision_end_token_id=8,
+    ),
+}
+#: Families whose check takes part in `make test`, with two ranks.
+QUICK = ("llama-tied", "phi3", "gpt-oss", "qwen2-vl")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[dict[tuple[int, bool], Ranks]]:
+    """Number of ranks, and whether they share memory -> processes, as tests start them."""
+    started: dict[tuple[int, bool], Ranks] = {}
+    yield started
+    for some in started.values():
+        some.close()
+
+
+def of_size(ranks: dict[tuple[int, bool], Ranks], size: int, *, shares_memory: bool = True) -> Ranks:
+    key = size, shares_memory
+    if key not in ranks:
+        ranks[key] = Ranks(size, shares_memory=shares_memory)
+    return ranks[key]
+
+
+def a_model(folder: Path, config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> RunnerConfig:
+    """A checkpoint with random weights, and how a runner computes it."""
+    auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    save_random_model(folder, config, auto, dtype)
+    return RunnerConfig(folder, "test", 256, 4, 2048, 16, 1 << 24, dtype=dtype)
+
+
+def check(ranks: Ranks, config: RunnerConfig, size: int) -> None:
+    alone, computed = compute(config, PROMPTS[0]), ranks.compute(config, PROMPTS[0])
+    for one in computed:
+        torch.testing.assert_close(one.logits, alone.logits, rtol=0, atol=1e-4)
+        assert torch.equal(one.logits, computed[0].logits), "all ranks go on with the same"
+        assert one.num_weights <= alone.num_weights * (1 / size + 0.1)
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_two_ranks_compute_what_one_does(ranks: dict[tuple[int, bool], Ranks], family: str, tmp_path: Path) -> None:
+    check(of_size(ranks, 2), a_model(tmp_path, DIVIDED[family]), 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("family", "size"),
+    [(family, size) for size in (2, 3) for family in DIVIDED if (family, size) not in {(one, 2) for one in QUICK}],
+)
+def test_ranks_compute_what_one_does(ranks: dict[tuple[int, bool], Ranks], family: str, size: int, tmp_path: Path) -> None:
+    check(of_size(ranks, size), a_model(tmp_path, DIVIDED[family]), size)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["llama", "mixtral", "phi3"])
+def test_through_sockets_it_is_the_same(ranks: dict[tuple[int, bool], Ranks], family: str, tmp_path: Path) -> None:
+    check(of_size(ranks, 3, shares_memory=False), a_model(tmp_path, DIVIDED[family]), 3)
+
+
+def test_what_cannot_be_divided_is_refused_with_the_reason(ranks: dict[tuple[int, bool], Ranks], tmp_path: Path) -> None:
+    two = of_size(ranks, 2)
+    with pytest.raises(UnsupportedModelError, match="no plan to divide models of the family opt among ranks"):
+        two.compute(a_model(tmp_path / "opt", FAMILIES["opt"]), PROMPTS[0])
+    one_head = a_tiny_llama_config(num_attention_heads=1, num_key_value_heads=1)
+    with pytest.raises(UnsupportedModelError, match="1 attention heads cannot be divided among 2 ranks"):
+        two.compute(a_model(tmp_path / "heads", one_head), PROMPTS[0])
+    narrow = transformers.Qwen3MoeConfig(**HEAD_16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8)
+    with pytest.raises(UnsupportedModelError, match=r"down_proj: 8 entries cannot be divided among 2 ranks in multiples of 8"):
+        two.compute(a_model(tmp_path / "experts", narrow), PROMPTS[0])
