@@ -59,6 +59,7 @@ KINDS = {
     "streams": Kind(serving.render, serving.charts),
     "steps": Kind(steps.render, steps.charts),
     "executors": Kind(steps.render_executors),
+    "ranks": Kind(steps.render_ranks),
     "routing": Kind(routing.render),
     "encoder": Kind(encoder.render),
     "constraints.streams": Kind(sampling.render_streams),

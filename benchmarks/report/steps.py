@@ -111,3 +111,22 @@ def render_executors(results: dict, source: str) -> str:
             rows.append((f"{count(run['num_seqs'], 'sequence')}, {form}", f"{median(more):.2f} ({more[0]:.2f} to {more[-1]:.2f})"))
     head = ("sequences, form", "more than that, ms (median of the rounds, smallest and largest)")
     return "\n\n".join([origin(results, source, words), table(head, rows)])
+
+
+def render_ranks(results: dict, source: str) -> str:
+    """Steps of a model that several processes compute together, beside those of one process, and the memory of each."""
+    load = results["load"]
+    forms = list(results["megabytes"])
+    rounds = count(load["rounds"], "round")
+    words = f"{load['ranks']} ranks, contexts from {load['context']} tokens; medians of {rounds}, smallest and largest"
+    rows = []
+    for run in results["runs"]:
+        what = (
+            f"decode, {count(run['num_seqs'], 'sequence')}"
+            if run["phase"] == "decode"
+            else f"a prompt of {run['num_tokens']} tokens"
+        )
+        times = [sorted(one[form] for one in run["rounds_ms"]) for form in forms]
+        rows.append([what, *(f"{median(some):.1f} ({some[0]:.1f} to {some[-1]:.1f})" for some in times)])
+    rows.append(["memory besides files, MB", *(" + ".join(f"{one:.0f}" for one in results["megabytes"][form]) for form in forms)])
+    return "\n\n".join([origin(results, source, words), table(["ms", *forms], rows)])

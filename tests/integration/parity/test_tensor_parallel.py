@@ -104,3 +104,34 @@ def test_what_cannot_be_divided_is_refused_with_the_reason(ranks: dict[tuple[int
     narrow = transformers.Qwen3MoeConfig(**HEAD_16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8)
     with pytest.raises(UnsupportedModelError, match=r"down_proj: 8 entries cannot be divided among 2 ranks in multiples of 8"):
         two.compute(a_model(tmp_path / "experts", narrow), PROMPTS[0])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_no_rank_has_much_more_than_its_part_in_memory_not_even_while_it_loads(tmp_path: Path) -> None:
+    """The most that a process has while it loads a model of 1.1 B, besides files: with all of the model, and with shares of it."""
+    config = transformers.LlamaConfig(
+        vocab_size=32000,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.uniform_(-0.03, 0.03)
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    model.save_pretrained(tmp_path)
+    del model
+    loaded = RunnerConfig(tmp_path, "test", 256, 4, 2048, 16, 1 << 26)
+    peaks = {}
+    for size in (1, 2, 3):
+        ranks = Ranks(size)
+        peaks[size] = [one.peak_bytes[0] - one.peak_bytes[1] for one in ranks.compute(loaded, PROMPTS[0])]
+        ranks.close()
+    print({size: [round(peak / 1e9, 2) for peak in some] for size, some in peaks.items()}, f"GB; {num_weights / 1e9:.2f} B weights")
+    for size in (2, 3):
+        assert max(peaks[size]) <= (1 / size + 0.1) * peaks[1][0]

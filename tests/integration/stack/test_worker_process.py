@@ -36,11 +36,16 @@ BODIES: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module", params=_FORMS, ids=lambda size: f"{size}-ranks")
-def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
-    with running_stack(*_FLAGS, *_FORMS[request.param]) as stack:
+def num_ranks(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def stack(num_ranks: int) -> Iterator[Stack]:
+    with running_stack(*_FLAGS, *_FORMS[num_ranks]) as stack:
         yield stack
         everything = psutil.Process(stack.serving.process.pid).children(recursive=True)
-        assert len(workers(stack)) == request.param
+        assert len(workers(stack)) == num_ranks
         stack.serving.process.send_signal(signal.SIGINT)
         assert stack.serving.process.wait(timeout=60) == 0
         assert not any(process.is_running() for process in everything)
@@ -116,7 +121,8 @@ def test_it_sleeps_and_wakes(stack: Stack, undisturbed: list[tuple[str, list[flo
 def test_a_worker_that_is_lost_asleep_is_there_when_it_wakes(stack: Stack, undisturbed: list[tuple[str, list[float], str]]) -> None:
     control = stack.control("engine")
     control.Sleep(control_pb2.SleepRequest(level=2, timeout_s=5), timeout=60)
-    workers(stack)[-1].kill()
+    worker = workers(stack)[-1]
+    worker.kill()
     worker.wait(10)
     time.sleep(1)
     assert not workers(stack), "nothing is loaded while it sleeps"
@@ -126,16 +132,16 @@ def test_a_worker_that_is_lost_asleep_is_there_when_it_wakes(stack: Stack, undis
 
 
 def test_the_worker_ends_with_its_engine(stack: Stack, undisturbed: list[tuple[str, list[float], str]]) -> None:
-    (worker,) = workers(stack)
+    before = workers(stack)
     stack.serving.services()["engine"].kill()
-    worker.wait(10)
+    assert not psutil.wait_procs(before, 10)[1]
     stack.serving.wait_until_unready(stack.url, timeout_s=5)
     stack.serving.wait_until_ready(stack.url)
     assert streamed(stack, BODIES[0]) == undisturbed[0]
 
 
-def test_another_engine_takes_the_streams_over(undisturbed: list[tuple[str, list[float], str]]) -> None:
-    with running_stack(*_FLAGS, "--engines", "2") as two:
+def test_another_engine_takes_the_streams_over(num_ranks: int, undisturbed: list[tuple[str, list[float], str]]) -> None:
+    with running_stack(*_FLAGS, *_FORMS[num_ranks], "--engines", "2") as two:
         begun = threading.Event()
         with ThreadPoolExecutor(1) as threads:
             stream = threads.submit(streamed, two, BODIES[0], begun)
