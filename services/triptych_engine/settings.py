@@ -83,7 +83,8 @@ class EngineSettings(GrpcServiceSettings):
         int,
         Field(
             ge=1,
-            description="Processes that compute the model together, each with a share of its weights and of the KV cache: on a CPU "
+            description="Processes that compute the model together, each with a share of its weights and, in most families, of the "
+            "KV cache: on a CPU "
             "with a part of the cores, on GPUs with one each. With more than one, distributed_executor_backend is mp.",
         ),
     ] = 1

@@ -121,8 +121,13 @@ def _gpu_of(number: int, options: ServeOptions, given: ServiceArgs) -> dict[str,
     is_set = any(getattr(engine, name, None) is not None for name in ("kv_cache_memory", "memory_utilization"))
     if options.engines == 1 or not num_gpus or is_set or getattr(engine, "device", "") != "auto":
         return {}
-    num_sharing = len(range(number % num_gpus, options.engines, num_gpus))
-    return {"--device": f"cuda:{number % num_gpus}", "--memory-utilization": round(GPU_UTILIZATION / num_sharing, 3)}
+    num_places = max(
+        1, num_gpus // getattr(engine, "tensor_parallel_size", 1)
+    )  # an engine's ranks have GPUs that follow each other
+    place = number % num_places
+    num_sharing = len(range(place, options.engines, num_places))
+    first = place * getattr(engine, "tensor_parallel_size", 1)
+    return {"--device": f"cuda:{first}", "--memory-utilization": round(GPU_UTILIZATION / num_sharing, 3)}
 
 
 def _cores_beside_encoder(options: ServeOptions, given: ServiceArgs) -> int | None:

@@ -187,7 +187,7 @@ class Worker:
             raise error
         result = self._executor.result(step_id)
         # All ranks must have sampled the same tokens. The first one's answer has the rest.
-        return result if self._place.rank == 0 else StepResult(token_ids=result.token_ids)
+        return result if self._place.rank == 0 else result.outcome()
 
     def _prepare(self) -> None:
         while True:

@@ -60,6 +60,9 @@ class WorkerGroup:
             for rank, config in enumerate(configs):
                 place = Place(rank, len(configs), str(Path(self._folder, "rendezvous")), shared_memory)
                 self._workers.append(WorkerProcess(replace(config, place=place), self._one_prepared, self._one_lost))
+        except BaseException:
+            self.end()
+            raise
         finally:
             if shared_memory >= 0:
                 os.close(shared_memory)  # the ranks have it
@@ -96,10 +99,11 @@ class WorkerGroup:
         except WorkerLostError as error:
             raise self.lost(str(error)) from None
         failed = [answer.error for answer in answers if answer.error is not None]
-        if failed and (len(failed) == len(answers) or call[0] in _MAY_FAIL):
+        if failed and len(failed) == len(answers):
             raise failed[0]
         if failed:  # what they hold is no longer the same
-            raise self.lost(f"not all ranks of the engine failed in {call[0]!r}: {failed[0]}")
+            lost = self.lost(f"not all ranks of the engine failed in {call[0]!r}: {failed[0]}")
+            raise failed[0] if call[0] in _MAY_FAIL else lost
         return [answer.value for answer in answers]
 
     def ask(self, number: int, what: Resource) -> None:
@@ -120,7 +124,7 @@ class WorkerGroup:
         error: BaseException | None = None
         while waiting := [worker for worker in self._workers if not worker.has_answered(*call)]:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready, _, _ = select.select(waiting, (), (), left)
+            ready = _readable(waiting, left)
             for worker in ready:
                 worker.receive(name, timeout_s)
                 if error is None and worker.has_answered(*call) and (error := worker.error(*call)) is not None:
@@ -151,6 +155,7 @@ class WorkerGroup:
         with self._lock:
             if self.loss:
                 return
+            self.loss = why
         self.lost(why)
         self._on_lost()
 
@@ -162,3 +167,15 @@ class WorkerGroup:
                 return
             del self._prepared[number]
         self._on_prepared(number, digest, next((error for _, error in answers if error is not None), None))
+
+
+def _readable(workers: Sequence[WorkerProcess], timeout_s: float | None) -> list[WorkerProcess]:
+    """Those who have sent something, or have ended. Descriptors may be of any size, which `select.select` does not take."""
+    poll = select.poll()
+    by_descriptor = {worker.fileno(): worker for worker in workers}
+    if -1 in by_descriptor:  # closed
+        return [by_descriptor[-1]]
+    for descriptor in by_descriptor:
+        poll.register(descriptor, select.POLLIN)
+    ready = poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1e3))
+    return [by_descriptor[descriptor] for descriptor, _ in ready]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from triptych.errors import StartupError, UnsupportedModelError
+from triptych.errors import StartupError
 from triptych_common.host.memory import return_free_memory
 from triptych_common.model.pooling import PoolingModel
 
@@ -27,10 +27,11 @@ from triptych_engine.runner.fusion.decoder import find_decoder
 from triptych_engine.runner.fusion.kernels import FusedKernels
 from triptych_engine.runner.fusion.optimize import optimize
 from triptych_engine.runner.fusion.parallel import ParallelKernels
+from triptych_engine.runner.load_checks import check_batch_invariance, check_cache, check_media, check_structure, num_probe_blocks
 from triptych_engine.runner.lora.enable import enable_lora
 from triptych_engine.runner.media_inputs import MediaInputs
 from triptych_engine.runner.memory import measured_kv_cache_bytes
-from triptych_engine.runner.model.loader import NUM_PROBE_TOKENS, LoadedModel, check_parity, load_model
+from triptych_engine.runner.model.loader import LoadedModel, check_parity, load_model
 from triptych_engine.runner.model.media_traits import media_traits
 from triptych_engine.runner.model.precision import check_quantization, kv_cache_dtype
 from triptych_engine.runner.model_runner import ModelRunner, RunnerParts
@@ -47,8 +48,6 @@ from triptych_engine.scheduling.output import NewSequence, SchedulerOutput
 from triptych_engine.scheduling.request import SamplingParams
 
 log = logging.getLogger(__name__)
-#: Length of the prompt that shows whether results depend on the batch: more keys than the attention takes at once.
-_INVARIANCE_TOKENS = 160
 #: Rows of a step that decodes a few sequences.
 _FEW_ROWS = 4
 
@@ -71,17 +70,17 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None, verdict
         verdicts = AgreedVerdicts(verdicts, group)
     parts = _load(config, recorder, verdicts, group)
     runner = _runner(parts)
-    verdicts.of("structure", lambda: _check_structure(runner, parts))
+    verdicts.of("structure", lambda: check_structure(runner, parts))
     runner.allocate_cache()
-    verdicts.of("cache", lambda: _check_cache(runner, parts))
-    refusal = verdicts.of("media", lambda: _check_media(runner, parts))
+    verdicts.of("cache", lambda: check_cache(runner, parts))
+    refusal = verdicts.of("media", lambda: check_media(runner, parts))
     if refusal is not None:
         log.warning("media are refused: %s", refusal)
         runner = _runner(replace(parts, media=None, media_traits=refusal))
     if config.quantization != "none" or parts.model.is_quantized:
-        _quantize(runner, parts, verdicts)
+        _quantize(runner, parts, verdicts, group)
     if config.batch_invariant:
-        verdicts.of("batch invariance", lambda: _check_batch_invariance(runner))
+        verdicts.of("batch invariance", lambda: check_batch_invariance(runner))
     if config.lora_dir is not None:
         _enable_lora(runner, parts, config.lora_dir)
     parts.model.probe_logits = torch.empty(0)
@@ -108,10 +107,8 @@ def _runner(parts: RunnerParts) -> ModelRunner:
 
 def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts, group: RankGroup | None) -> RunnerParts:
     kernels = load_kernels() if config.device.type == "cpu" and config.attention != "torch" else None
-    if group is not None and group.memory is None:
-        ranks = kernels.ranks if kernels is not None and config.place.shared_memory >= 0 else None
-        if group.agree(ranks is not None) and ranks is not None:
-            group.memory = ranks.open(config.place.shared_memory, group.rank, group.size)
+    if group is not None:
+        kernels = _agreed_kernels(config, kernels, group)
     form = ON_THE_FLY.get(config.quantization)
     if form is not None:
         check_quantization(config.quantization, config.device, config.dtype, kernels is not None)
@@ -133,9 +130,11 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts, g
         raise StartupError(f"{config.model_name} cannot be served with --quantization {config.quantization}: {why}")
     trial = _trial(config, model)
     fused = _fused_kernels(config, kernels)
+    if group is not None:
+        fused = (
+            ParallelKernels(fused, group.memory) if group.agree(fused is not None, "fused kernels") and fused is not None else None
+        )
     if fused is not None:
-        if group is not None:
-            fused = ParallelKernels(fused, group.memory)
         optimize(model.model, fused, *trial, verdicts=verdicts)
         model.decoder = find_decoder(model.model, fused, *trial, verdicts=verdicts)
     gc.collect()
@@ -164,6 +163,16 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts, g
         pooler=pooler,
         agree=(lambda number: number) if group is None else group.agree,
     )
+
+
+def _agreed_kernels(config: RunnerConfig, kernels: CpuKernels | None, group: RankGroup) -> CpuKernels | None:
+    """The kernels if all ranks have them; then they exchange tensors through memory, where they can."""
+    if not group.agree(kernels is not None, "kernels") or kernels is None:
+        return None
+    can_share = group.agree(config.place.shared_memory >= 0, "shared memory")
+    if can_share and group.memory is None:
+        group.memory = kernels.ranks.open(config.place.shared_memory, group.rank, group.size)
+    return kernels
 
 
 def _fused_kernels(config: RunnerConfig, kernels: CpuKernels | None) -> FusedKernels | None:
@@ -197,69 +206,15 @@ def _num_blocks(config: RunnerConfig, model: LoadedModel, cache_dtype: torch.dty
     most = config.max_num_seqs * -(-config.max_model_len // config.block_size) * block_bytes
     size = measured_kv_cache_bytes(config, most) if config.kv_cache_bytes is None else config.kv_cache_bytes
     num_blocks = size // block_bytes
-    if num_blocks < _num_probe_blocks(config):
+    if num_blocks < num_probe_blocks(config):
         what = (
             "a KV cache of" if config.kv_cache_bytes is not None else "too little memory is left beside the weights: a KV cache of"
         )
         raise StartupError(
             f"{what} {size} bytes holds {num_blocks} blocks of {block_bytes} bytes; "
-            f"at least {_num_probe_blocks(config)} are needed (--kv-cache-memory)"
+            f"at least {num_probe_blocks(config)} are needed (--kv-cache-memory)"
         )
     return num_blocks
-
-
-def _num_probe_blocks(config: RunnerConfig) -> int:
-    return -(-NUM_PROBE_TOKENS // config.block_size)
-
-
-def _check_structure(runner: ModelRunner, parts: RunnerParts) -> None:
-    """Compare the paged path with transformers' ordinary forward pass, if rounding in the cache would hide small errors."""
-    config, model = parts.config, parts.model
-    exact = torch.promote_types(model.dtype, parts.cache_dtype)
-    if parts.cache_dtype == torch.int8 and exact == torch.float16:
-        exact = torch.float32  # no CPU kernel keeps float16
-    if parts.cache_dtype != exact:
-        parts.backend.allocate(model.layers, _num_probe_blocks(config), config.block_size, exact)
-        check_parity(model, runner.prompt_logits(model.probe_token_ids.tolist(), num_chunks=2), config.model_name)
-
-
-def _check_cache(runner: ModelRunner, parts: RunnerParts) -> None:
-    """Compare the paged path, in the cache that is used, with transformers' ordinary forward pass."""
-    logits = runner.prompt_logits(parts.model.probe_token_ids.tolist(), num_chunks=2)
-    check_parity(parts.model, logits, parts.config.model_name, cache_dtype=parts.cache_dtype)
-
-
-def _check_media(runner: ModelRunner, parts: RunnerParts) -> str | None:
-    """The reason why a multimodal model cannot take media: given the embeddings of tokens, it fails or computes other logits than
-    given the tokens. None if it can take media."""
-    if parts.media is None:
-        return None
-    model, probe = parts.model, parts.model.probe_token_ids.tolist()
-    decoder, model.decoder = model.decoder, None  # steps with deepstack use the model's own forward pass
-    try:
-        logits = runner.prompt_logits(probe, as_embeddings=True)
-        check_parity(model, logits, parts.config.model_name, cache_dtype=parts.cache_dtype)
-    # The model family's own code may require token ids.
-    except Exception as error:
-        log.warning("%s fails on embeddings: %s", model.config.model_type, error)
-        return f"{model.config.model_type} does not run on embeddings alone; media items cannot be taken"
-    finally:
-        model.decoder = decoder
-    return None
-
-
-def _check_batch_invariance(runner: ModelRunner) -> None:
-    """Refuse the model unless a prompt has the same logits computed at once, in halves, in threes and token by token."""
-    config = runner.config
-    num_tokens = min(_INVARIANCE_TOKENS, config.max_model_len, runner.num_blocks * config.block_size)
-    prompt = [i * 7919 % runner.vocab_size for i in range(num_tokens)]
-    whole = runner.prompt_logits(prompt)
-    for num_chunks in (2, -(-num_tokens // 3), num_tokens):
-        if not torch.equal(runner.prompt_logits(prompt, num_chunks=num_chunks), whole):
-            raise UnsupportedModelError(
-                f"cannot serve {config.model_name} with --batch-invariant: a token's logits on {config.device} depend "
-                "on what is computed with it (--dtype bfloat16 may help on a CPU)"
-            )
 
 
 def _enable_lora(runner: ModelRunner, parts: RunnerParts, folder: Path) -> None:
@@ -281,12 +236,14 @@ def _enable_lora(runner: ModelRunner, parts: RunnerParts, folder: Path) -> None:
     runner.loras = enable_lora(model.model, step, len(probe), folder, config.max_loras, uses_kernels=uses_kernels)
 
 
-def _quantize(runner: ModelRunner, parts: RunnerParts, verdicts: Verdicts) -> None:
+def _quantize(runner: ModelRunner, parts: RunnerParts, verdicts: Verdicts, group: RankGroup | None) -> None:
     """Let a model that has passed the checks compute with integers, and check how much its logits change."""
     model, quantization = parts.model, parts.config.quantization
     token_ids, position_ids = _trial(parts.config, model)
     done = quantize(model.model, token_ids, position_ids, verdicts)
-    fused = CpuFusedKernels(parts.kernels)  # quantised models are for CPUs
+    fused: FusedKernels = CpuFusedKernels(parts.kernels)  # quantised models are for CPUs
+    if group is not None:
+        fused = ParallelKernels(fused, group.memory)
     model.decoder = find_decoder(model.model, fused, token_ids, position_ids, "quantised decoder", verdicts)
     if not done.num_layers and not model.is_quantized:
         raise StartupError(f"--quantization {quantization} supports no layer of this model")

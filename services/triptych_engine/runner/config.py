@@ -72,10 +72,15 @@ def share_of_resources(config: RunnerConfig) -> RunnerConfig:
     if config.pooling is not None and config.pooling.is_bidirectional:
         raise StartupError("tensor_parallel_size: models whose tokens attend to all others are computed by one rank")
     size = config.place.size
+    if config.kv_cache_bytes is not None:
+        config = replace(config, kv_cache_bytes=config.kv_cache_bytes // size)
     if config.device.type != "cpu":
-        if torch.cuda.device_count() < size:
-            raise StartupError(f"tensor_parallel_size {size} needs as many GPUs; there are {torch.cuda.device_count()}")
-        return replace(config, device=torch.device("cuda", config.place.rank))
+        first = config.device.index or 0
+        if torch.cuda.device_count() < first + size:
+            raise StartupError(
+                f"tensor_parallel_size {size} needs the GPUs {first} to {first + size - 1}; there are {torch.cuda.device_count()}"
+            )
+        return replace(config, device=torch.device("cuda", first + config.place.rank))
     num_threads = max(1, (config.num_threads or num_usable_cores()) // size)
     torch.set_num_threads(num_threads)
     return replace(
@@ -84,7 +89,6 @@ def share_of_resources(config: RunnerConfig) -> RunnerConfig:
         num_threads_while_encoding=min(num_threads, max(1, (config.num_threads_while_encoding or num_threads) // size)),
         memory_limit=config.memory_limit // size,
         reserved_bytes=config.reserved_bytes // size,
-        kv_cache_bytes=None if config.kv_cache_bytes is None else config.kv_cache_bytes // size,
     )
 
 

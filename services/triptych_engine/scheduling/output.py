@@ -104,6 +104,10 @@ class StepResult:
     #: Sequences whose tokens, with those returned here, satisfy their constraint so that nothing may follow.
     complete: set[str] = field(default_factory=set)
 
+    def outcome(self) -> StepResult:
+        """What has become of the sequences, which is the same wherever the step was computed."""
+        return StepResult(token_ids=self.token_ids, errors=self.errors, refusals=self.refusals, complete=self.complete)
+
     def error(self, request_id: str) -> TriptychError:
         """Why a sequence failed that has an error or a refusal."""
         if request_id in self.refusals:

@@ -22,6 +22,7 @@ _ENGINE = {
     "async_scheduling": "async_scheduling",
     "device": "device",
     "tensor_parallel_size": "tensor_parallel_size",
+    "distributed_executor_backend": "distributed_executor_backend",
 }
 #: Argument -> its setting of the frontend.
 _FRONTEND = {"allowed_local_media_path": "allowed_media_root"}
@@ -49,9 +50,8 @@ _REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "enable_lora": ((None, False), "there are no LoRA adapters"),
     "speculative_config": ((None,), "no draft model is used; prompt lookup (vLLM's ngram) is on by itself where it pays"),
     "compilation_config": ((None,), "models are not compiled"),
-    "disable_custom_all_reduce": ((None, False, True), _ONE_DEVICE),
+    "disable_custom_all_reduce": ((None, False, True), "there is no all-reduce to choose"),
     "disable_log_stats": ((None, False, True), "there are no logged statistics"),
-    "distributed_executor_backend": ((None,), _ONE_DEVICE),
     "enable_chunked_prefill": ((None, True), "prompts are always computed in chunks"),
     "override_pooler_config": ((None,), "models are pooled as they were made"),
     "pooler_config": ((None,), "models are pooled as they were made"),

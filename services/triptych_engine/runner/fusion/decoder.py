@@ -131,10 +131,10 @@ def find_decoder(
     """
     layers = [module for module in model.modules() if isinstance(module, FusedDecoderLayer)]
     shapes = {None if layer.kernel is None else layer.kernel.shape for layer in layers}
-    if len(shapes) != 1 or None in shapes:
+    verdicts = verdicts or Verdicts()
+    if not verdicts.of(f"{question} has layers of one shape", lambda: len(shapes) == 1 and None not in shapes):
         return None
     own_names = {module: name for name, module in model.named_modules()}
-    verdicts = verdicts or Verdicts()
 
     def find() -> list[str] | None:
         parts = _find_parts(model, kernels, layers, token_ids, position_ids)
@@ -144,8 +144,11 @@ def find_decoder(
     if names is None:
         return None
     decoder = _decoder_of(kernels, layers, [model.get_submodule(name) for name in names])
-    if verdicts.of(f"{question} in one call", lambda: _computes_as_one(decoder, model, kernels, layers, token_ids, position_ids)):
-        decoder.compute_as_one(token_ids, position_ids)
+    decoder.compute_as_one(token_ids, position_ids)
+    if not verdicts.of(f"{question} can be one call", lambda: decoder.is_one_call) or not verdicts.of(
+        f"{question} in one call", lambda: _computes_as_one(decoder, model, kernels, layers, token_ids, position_ids)
+    ):
+        decoder.compute_by_parts()
     return decoder
 
 
@@ -227,19 +230,16 @@ def _computes_the_same(
 
 
 def _computes_as_one(decoder: Decoder, *trial: Any) -> bool:
-    """Whether it computes all parts in one call, with the model's logits. It computes by parts afterwards.
+    """Whether all parts in one call give the model's logits.
 
     Args:
         trial: the further arguments of `_computes_the_same`.
     """
     try:
-        decoder.compute_as_one(*trial[-2:])
-        if not decoder.is_one_call or _computes_the_same(decoder, *trial):
-            return decoder.is_one_call
+        if _computes_the_same(decoder, *trial):
+            return True
         why = "computes something else"
     except Exception as error:  # the modules' code is not ours
         why = f"fails ({error})"
-    finally:
-        decoder.compute_by_parts()
     log.warning("the model's parts are computed in several calls: one call %s", why)
     return False

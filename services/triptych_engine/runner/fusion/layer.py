@@ -165,7 +165,8 @@ def join_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: t
         layer = cast(FusedDecoderLayer, call.module)
         layer.join()
         given = call.input, call.position_embeddings, model.dtype, _QUANT_TOLERANCE
-        if not verdicts.of(("quantised kernel", layer.index), functools.partial(layer.is_whole, *given)):
+        has_kernel = verdicts.of(("has a quantised kernel", layer.index), functools.partial(bool, layer.kernel))
+        if not has_kernel or not verdicts.of(("quantised kernel", layer.index), functools.partial(layer.is_whole, *given)):
             layer.kernel = None
 
 
@@ -202,7 +203,11 @@ def _fused(call: ModuleCall, kernels: FusedKernels, tables: RotaryTables, verdic
     if not verdicts.of(("layer", fused.index), lambda: _computes_the_same(fused, call, attention)):
         return None
     dtype = attention.value.dtype
-    if not verdicts.of(("kernel", fused.index), lambda: fused.is_whole(hidden_states, call.position_embeddings, dtype)):
+    # Asked first: a rank without a kernel would not take part in what the others compute to compare theirs.
+    has_kernel = verdicts.of(("has a kernel", fused.index), lambda: fused.kernel is not None)
+    if not has_kernel or not verdicts.of(
+        ("kernel", fused.index), lambda: fused.is_whole(hidden_states, call.position_embeddings, dtype)
+    ):
         fused.kernel = None
     return fused
 

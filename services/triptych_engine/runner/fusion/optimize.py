@@ -26,6 +26,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from triptych_common.host.memory import return_free_memory
 
 from triptych_engine.runner.fusion.kernels import FusedKernels, PackedLinear
 from triptych_engine.runner.fusion.layer import fuse_layers
@@ -33,6 +34,8 @@ from triptych_engine.runner.fusion.modules import FusedRMSNorm, GatedMLP, Linear
 from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
+#: After so many replaced modules, the memory of their weights is returned: blocks below 32 MiB would stay with the process.
+_RETURN_EVERY = 16
 #: Largest difference between a module and its replacement that rounding can explain, relative to the largest value.
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
@@ -109,6 +112,8 @@ def _replace(model: PreTrainedModel, make: Callable[[nn.Module, str], nn.Module 
             if replacement is not None:
                 setattr(parent, name, replacement)
                 num_replaced += 1
+                if num_replaced % _RETURN_EVERY == 0:
+                    return_free_memory()
     return num_replaced
 
 

@@ -213,7 +213,7 @@ def _from_safetensors(
 ) -> PreTrainedModel:
     try:
         if group is not None:
-            model, info = load_share(path, _model_class(config), config, dtype, group)
+            model, info = load_share(path, name, _model_class(config), config, dtype, group)
         else:
             model, info = _model_class(config).from_pretrained(
                 path,

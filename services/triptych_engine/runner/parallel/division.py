@@ -23,11 +23,13 @@ class Cut:
         dim: counted from the end, -1 for the last one. So it is the same for one expert's weight and for that of all experts.
         size: of this dimension in the whole tensor.
         ranges: first index and end of each, in the order in which the rank has them.
+        parts: equal parts of the dimension that are cut alike, and may be stored one by one.
     """
 
     dim: int
     size: int
     ranges: tuple[tuple[int, int], ...]
+    parts: int = 1
 
     @property
     def length(self) -> int:
@@ -40,12 +42,12 @@ class Cut:
 
     def along(self, dim: int) -> Cut:
         """The same cut of another dimension."""
-        return Cut(dim, self.size, self.ranges)
+        return Cut(dim, self.size, self.ranges, self.parts)
 
     def repeated(self, parts: int) -> Cut:
         """The cut of a dimension in which so many of these follow each other, such as gate and up in one weight."""
         ranges = [(part * self.size + a, part * self.size + b) for part in range(parts) for a, b in self.ranges]
-        return Cut(self.dim, parts * self.size, tuple(ranges))
+        return Cut(self.dim, parts * self.size, tuple(ranges), parts)
 
 
 def spread(count: int, size: int, *, first_more: bool = False) -> list[tuple[int, int]]:
@@ -97,8 +99,8 @@ class HeadShare:
 def head_shares(num_q_heads: int, num_kv_heads: int, size: int) -> list[HeadShare]:
     """The heads of each rank.
 
-    Whole groups of query heads go to one rank if there are enough. Otherwise query heads are spread, and the key and value heads
-    that they need are replicated.
+    Query heads go to ranks in groups that have one key and value head, or in equal parts of groups: whichever leaves the rank that
+    has most the least. A key and value head is at each rank that needs it.
 
     Raises:
         UnsupportedModelError: there are more ranks than query heads.
@@ -106,12 +108,20 @@ def head_shares(num_q_heads: int, num_kv_heads: int, size: int) -> list[HeadShar
     if num_q_heads < size:
         raise UnsupportedModelError(f"{num_q_heads} attention heads cannot be divided among {size} ranks")
     group = num_q_heads // num_kv_heads
-    whole = num_kv_heads >= size
+    units = [unit for unit in range(group, 0, -1) if group % unit == 0 and num_q_heads // unit >= size]
+    return min((_shares_of(unit, num_q_heads, num_kv_heads, size) for unit in units), key=_most_heads)
+
+
+def _most_heads(shares: Sequence[HeadShare]) -> int:
+    return max(share.query.length + share.kv.length for share in shares)
+
+
+def _shares_of(unit: int, num_q_heads: int, num_kv_heads: int, size: int) -> list[HeadShare]:
+    """The shares if so many query heads stay together."""
     # Vocabulary and inner dimensions leave the larger part to the last ranks.
-    spans = spread(num_kv_heads if whole else num_q_heads, size, first_more=True)
-    if whole:
-        spans = [(begin * group, end * group) for begin, end in spans]
-    return [_head_share(span, num_q_heads, num_kv_heads, group) for span in spans]
+    spans = spread(num_q_heads // unit, size, first_more=True)
+    group = num_q_heads // num_kv_heads
+    return [_head_share((begin * unit, end * unit), num_q_heads, num_kv_heads, group) for begin, end in spans]
 
 
 def _head_share(span: tuple[int, int], num_q_heads: int, num_kv_heads: int, group: int) -> HeadShare:

@@ -52,7 +52,7 @@ class RankGroup:
         self.memory: HostMemory | None = None
         self._is_host = device.type == "cpu"
         if sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nobody else can connect
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # other hosts cannot connect
         distributed.init_process_group(
             "gloo" if self._is_host else "cpu:gloo,cuda:nccl",
             store=distributed.FileStore(place.rendezvous, place.size),
@@ -99,11 +99,15 @@ class RankGroup:
         distributed.all_gather(parts, torch.nn.functional.pad(tensor, (0, widest - tensor.shape[-1])))
         return torch.cat([part[..., :size] for part, size in zip(parts, sizes, strict=True)], -1)
 
-    def agree(self, answer: T) -> T:
+    def agree(self, answer: T, question: Any = None) -> T:
         """What all ranks go by, given each one's answer to the same question: the reason against it that one has, or else no if
-        one says no, or the smallest number. Other answers are each rank's own."""
-        answers: list[Any] = [None] * self.size
-        distributed.all_gather_object(answers, answer)
+        one says no, or the smallest number. Other answers are each rank's own. Raises RuntimeError if they were asked different
+        questions."""
+        asked: list[Any] = [None] * self.size
+        distributed.all_gather_object(asked, (question, answer))
+        if any(one != question for one, _ in asked):
+            raise RuntimeError(f"the ranks went different ways: {', '.join(str(one) for one, _ in asked)}")
+        answers = [one for _, one in asked]
         reasons = [one for one in answers if isinstance(one, str)]
         if reasons:
             return reasons[0]  # type: ignore[return-value]
@@ -119,7 +123,7 @@ class AgreedVerdicts(Verdicts):
         self._known, self._group = own._known, group
 
     def of(self, question: Any, find: Callable[[], T]) -> T:
-        return super().of(question, lambda: self._group.agree(find()))
+        return super().of(question, lambda: self._group.agree(find(), question))
 
 
 def rank_group(config: RunnerConfig) -> RankGroup | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from safetensors import safe_open
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter, WeightRenaming, rename_source_key
+from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.weights import weight_files
 
 from triptych_engine.runner.parallel.division import Cut
@@ -37,7 +38,7 @@ class StoredPart:
         shape = self._stored.get_shape()
         before, after = [slice(None)] * (len(shape) + self._cut.dim), [slice(None)] * (-1 - self._cut.dim)
         pieces = [self._stored[(*before, slice(*span), *after)] for span in self._ranges(shape[self._cut.dim])]
-        return torch.cat(pieces, self._cut.dim) if len(pieces) > 1 else pieces[0].contiguous()
+        return torch.cat(pieces, self._cut.dim) if len(pieces) > 1 else pieces[0]
 
     def _ranges(self, size: int) -> tuple[tuple[int, int], ...]:
         """The ranges of the stored tensor: all, or those within the first of equal parts that are stored one by one."""
@@ -45,7 +46,7 @@ class StoredPart:
 
 
 def load_share(
-    path: Path, cls: type[PreTrainedModel], config: PretrainedConfig, dtype: torch.dtype, group: RankGroup
+    path: Path, name: str, cls: type[PreTrainedModel], config: PretrainedConfig, dtype: torch.dtype, group: RankGroup
 ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
     """A model with this rank's share of the weights, whose modules work with those of the other ranks; and what `from_pretrained`
     reports with `output_loading_info`.
@@ -55,7 +56,10 @@ def load_share(
         OSError, RuntimeError, SafetensorError: as of `from_pretrained`.
     """
     whole = empty_model(cls, config)
-    share = share_of(whole, group.rank, group.size)
+    try:
+        share = share_of(whole, group.rank, group.size)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"cannot serve {name} with --tensor-parallel-size {group.size}: {error}") from None
 
     class ShareOnly(cls):
         def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
@@ -81,17 +85,31 @@ def load_share(
 def _parts(path: Path, whole: PreTrainedModel, share: Share, files: contextlib.ExitStack) -> dict[str, Any]:
     """Name in the checkpoint -> what `tensor[...]` reads."""
     transforms = get_model_conversion_mapping(whole)
+    operations = {
+        source: one.operations for one in transforms if isinstance(one, WeightConverter) for source in one.source_patterns
+    }
     renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
     converters = [one for one in transforms if isinstance(one, WeightConverter)]
     names, prefix, parts = whole.state_dict(), whole.base_model_prefix, {}
     for file in weight_files(path):
         handle = files.enter_context(safe_open(file, framework="pt"))
         for key in handle.keys():  # noqa: SIM118 - it is no mapping
-            name, _ = rename_source_key(key, renamings, converters, prefix, names)
+            name, source = rename_source_key(key, renamings, converters, prefix, names)
             stored = handle.get_slice(key)
             cut = share.cuts.get(name if name in names else key)
+            if cut is not None:
+                _check(key, stored.get_shape(), cut, operations.get(source, ()), path)
             parts[key] = stored if cut is None else StoredPart(stored, cut)
     return parts
+
+
+def _check(key: str, shape: list[int], cut: Cut, operations: Sequence[Any], path: Path) -> None:
+    """Refuse a tensor of which the cut would not be the rank's part. Its other dimensions are checked when it is loaded."""
+    moving = [type(one).__name__ for one in operations if not isinstance(one, (MergeModulelist, Concatenate))]
+    if moving:
+        raise UnsupportedModelError(f"{key} cannot be divided among ranks: it is stored in another form ({', '.join(moving)})")
+    if len(shape) < -cut.dim or shape[cut.dim] not in (cut.size, cut.size // cut.parts):
+        raise StartupError(f"the weights in {path} do not fit its config.json: {key} has the shape {shape}")
 
 
 def _shrink(model: PreTrainedModel, share: Share) -> None:
@@ -113,10 +131,11 @@ def _shrink(model: PreTrainedModel, share: Share) -> None:
 
 def _connect(model: PreTrainedModel, share: Share, group: RankGroup) -> None:
     """Let the ranks add up and join what their shares compute."""
-    if group.rank:
-        parameters = dict(model.named_parameters())
-        for name in share.biases:
-            parameters[name].data.zero_()
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name in share.cuts:
+        parameters[name].data = parameters[name].data.contiguous()  # columns that are still where the file is mapped
+    for name in share.biases if group.rank else ():
+        parameters[name].data = torch.zeros_like(parameters[name])
     for name, columns in share.summed.items():
         _replace(model, name, RowParallelLinear(model.get_submodule(name), group, columns))
     for name in share.summed_experts:

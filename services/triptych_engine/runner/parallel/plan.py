@@ -28,9 +28,9 @@ _PACKED, _EXPERTS = "packed_colwise", "moe_tp_experts"
 _ALIASES = {"colwise_rep": _GATHERED, "rowwise_rep": _ROW_OF_ALL}
 _INTERLEAVED, _PER_HEAD = "interleaved_colwise", "per_head"
 _DIVIDED = (_COLUMN, _GATHERED, _ROW, _ROW_OF_ALL, _PACKED, _EXPERTS, _INTERLEAVED, _PER_HEAD)
-#: Styles after which a weight stays whole, and those of embedding and head.
 #: torch's grouped products want rows that begin at multiples of 16 bytes.
 _LEAST_OF_EXPERTS = 8
+#: Styles after which a weight stays whole, and those of embedding and head.
 _WHOLE = ("replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj", "embedding_rowwise", "embedding_colwise")
 _MLA = {"q_proj": _COLUMN, "q_b_proj": _COLUMN, "kv_b_proj": _COLUMN, "o_proj": _ROW}
 _ATTENTION = {"q_proj": _COLUMN, "k_proj": _COLUMN, "v_proj": _COLUMN, "o_proj": _ROW}
@@ -143,7 +143,9 @@ class _Division:
         rows = [part for part, style in children.items() if style == _ROW]
         if not rows:
             return
-        (row,) = rows  # an attention's or an MLP's
+        if len(rows) > 1:
+            raise UnsupportedModelError(f"{name} cannot be divided among ranks: it has several outputs ({', '.join(rows)})")
+        (row,) = rows
         if isinstance(getattr(module, row), nn.Parameter):
             self._divide_experts(name, module, children, row)
         elif _is_attention(name):
@@ -168,6 +170,7 @@ class _Division:
         self._cut_columns(f"{name}.{row}", out, _of_size(heads.query, out.in_features, f"{name}.{row}"))
         self._share.summed[f"{name}.{row}"] = None
         self._share.groups[name] = heads.group
+        _check_norms(name, module, out.in_features // num_q_heads)
         for part, style in children.items():
             path, child = f"{name}.{part}", getattr(module, part)
             if style == _PER_HEAD:
@@ -179,7 +182,10 @@ class _Division:
     def _divide_experts(self, name: str, module: nn.Module, children: dict[str, str], row: str) -> None:
         """Give each rank a part of every expert. gate_up_proj: [experts, 2 * inner, hidden], or with gate and up interleaved
         [experts, hidden, 2 * inner]; down_proj: [experts, hidden, inner], or [experts, inner, hidden]."""
-        (gate_up,) = (part for part, style in children.items() if style in (_PACKED, _INTERLEAVED))
+        inwards = [part for part, style in children.items() if style in (_PACKED, _INTERLEAVED)]
+        if len(inwards) != 1:
+            raise UnsupportedModelError(f"{name} cannot be divided among ranks: gate and up are not one weight")
+        (gate_up,) = inwards
         is_interleaved = children[gate_up] == _INTERLEAVED
         both, down, cuts = getattr(module, gate_up), getattr(module, row), self._share.cuts
         inner = down.shape[-2 if is_interleaved else -1]
@@ -227,6 +233,14 @@ class _Division:
 def _names_below(module: nn.Module) -> list[str]:
     """Names of a module's children and own parameters."""
     return [name for name, _ in module.named_children()] + [name for name, _ in module.named_parameters(recurse=False)]
+
+
+def _check_norms(name: str, module: nn.Module, head_dim: int) -> None:
+    """Refuse norms of queries and keys that have weights for each head, or for all heads together."""
+    for norm in ("q_norm", "k_norm"):
+        weight = getattr(getattr(module, norm, None), "weight", None)
+        if weight is not None and weight.numel() > head_dim:
+            raise UnsupportedModelError(f"{name}.{norm} cannot be divided among ranks: it has weights for each head")
 
 
 def _is_attention(name: str) -> bool:

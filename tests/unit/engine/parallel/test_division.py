@@ -10,7 +10,7 @@ from triptych.errors import UnsupportedModelError
 from triptych_engine.runner.parallel.division import Cut, cut_evenly, head_shares, spread
 from triptych_engine.runner.parallel.loading import StoredPart
 
-SIZES = st.integers(1, 5)
+SIZES = st.integers(1, 10)
 
 
 def numbers(cut: Cut) -> list[int]:

@@ -22,7 +22,7 @@ from triptych_engine.runner.verdicts import Verdicts
 TOKEN_IDS = [(7 * i) % 90 for i in range(50)]
 CHECKS = [
     (builder, "check_parity"),
-    (builder, "_check_batch_invariance"),
+    (builder, "check_batch_invariance"),
     (loader, "_reference_logits"),
     (loader, "_observe_layers"),
     (decoder, "_find_parts"),
@@ -95,7 +95,7 @@ def test_media_that_were_refused_are_refused(tmp_path: Path, monkeypatch: pytest
     path = build_checkpoint("llava_siglip", tmp_path)
     verdicts = Verdicts()
     with monkeypatch.context() as patched:
-        patched.setattr(builder, "_check_media", lambda *_: "no media")
+        patched.setattr(builder, "check_media", lambda *_: "no media")
         build_runner(a_config(path), verdicts=verdicts)
     assert build_runner(a_config(path), verdicts=verdicts).media_traits == "no media"
     assert build_runner(a_config(path)).media_traits != "no media"
