@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ DIVIDED: dict[str, PretrainedConfig] = {
     ),
 }
 #: Families whose check takes part in `make test`, with two ranks.
-QUICK = ("llama-tied", "phi3", "gpt-oss", "qwen2-vl")
+QUICK = ("llama-tied", "phi3", "gpt-oss", "mixtral", "qwen2-vl")
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,25 @@ def test_ranks_compute_what_one_does(ranks: dict[tuple[int, bool], Ranks], famil
 @pytest.mark.parametrize("family", ["llama", "mixtral", "phi3"])
 def test_through_sockets_it_is_the_same(ranks: dict[tuple[int, bool], Ranks], family: str, tmp_path: Path) -> None:
     check(of_size(ranks, 3, shares_memory=False), a_model(tmp_path, DIVIDED[family]), 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_weights_can_be_quantised_as_they_are_loaded(
+    ranks: dict[tuple[int, bool], Ranks], quantization: str, tmp_path: Path
+) -> None:
+    """Inputs are rounded by the rank's part of a row, so the logits are others, and as near to those of the model as it is."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
+    config = a_model(tmp_path, transformers.Qwen3Config(**HEAD_16 | sizes))
+    exact = compute(config, PROMPTS[0]).logits
+    config = replace(config, quantization=quantization)
+    alone, (first, second) = compute(config, PROMPTS[0]), of_size(ranks, 2).compute(config, PROMPTS[0])
+    assert torch.equal(first.logits, second.logits)
+    assert _difference(first.logits, exact) < 1.2 * _difference(alone.logits, exact)
+
+
+def _difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((logits - expected).norm() / expected.norm()).item()
 
 
 def test_what_cannot_be_divided_is_refused_with_the_reason(ranks: dict[tuple[int, bool], Ranks], tmp_path: Path) -> None:

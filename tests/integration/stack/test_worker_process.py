@@ -20,7 +20,8 @@ from support.stack import QUESTION, Stack, running_stack
 from triptych.v1 import control_pb2
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300), pytest.mark.long]
-_FLAGS = ["--engine.dtype", "float32", "--engine.batch-invariant"]
+_TIMEOUT_S = 20
+_FLAGS = ["--engine.dtype", "float32", "--engine.batch-invariant", "--engine.execute-model-timeout-s", str(_TIMEOUT_S)]
 _FORMS = {1: ["--engine.distributed-executor-backend", "mp"], 2: ["--tensor-parallel-size", "2"]}
 _SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 300}}, "required": ["name"]}
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA}}
@@ -99,6 +100,24 @@ def test_streams_go_on_with_the_next_worker(
     assert re.search(rf"was ended by {number.name}; its output is above; starting another one", stack.serving.log)
     assert worker not in workers(stack)
     stack.wait_until_empty()
+    stack.serving.wait_until_ready(stack.url)
+
+
+def test_a_worker_that_stops_under_a_stream_is_replaced(stack: Stack, undisturbed: list[tuple[str, list[float], str]]) -> None:
+    """The others, if there are any, wait for it in the middle of a step."""
+    before, begun = workers(stack), threading.Event()
+    already = len(stack.serving.log)
+    with ThreadPoolExecutor(1) as threads:
+        stream = threads.submit(streamed, stack, BODIES[0], begun)
+        assert begun.wait(60)
+        before[-1].suspend()
+        stack.serving.wait_until_unready(stack.url, timeout_s=_TIMEOUT_S + 10)
+        assert stream.result(timeout=200) == undisturbed[0]
+    assert not psutil.wait_procs(before, 10)[1]
+    log = stack.serving.log[already:]
+    assert "did not answer to 'result' within 20 s" in log
+    # One that is stopped writes nothing.
+    assert log.count("most recent call first") >= len(before) - 1
     stack.serving.wait_until_ready(stack.url)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from triptych.errors import UnsupportedModelError
@@ -38,11 +38,11 @@ class Cut:
 
     def times(self, unit: int) -> Cut:
         """The cut of a dimension that has `unit` entries for each one of this."""
-        return Cut(self.dim, self.size * unit, tuple((begin * unit, end * unit) for begin, end in self.ranges))
+        return replace(self, size=self.size * unit, ranges=tuple((begin * unit, end * unit) for begin, end in self.ranges))
 
     def along(self, dim: int) -> Cut:
         """The same cut of another dimension."""
-        return Cut(dim, self.size, self.ranges, self.parts)
+        return replace(self, dim=dim)
 
     def repeated(self, parts: int) -> Cut:
         """The cut of a dimension in which so many of these follow each other, such as gate and up in one weight."""
