@@ -22,7 +22,6 @@ from triptych_common.constraints.spec import ConstraintSpec
 from triptych_engine.executor.protocol import ExecutorInfo, WorkerLostError
 from triptych_engine.executor.worker import Resource, WorkerConfig
 from triptych_engine.executor.worker_group import WorkerGroup
-from triptych_engine.runner.verdicts import Verdicts
 from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 
 log = logging.getLogger(__name__)
@@ -78,7 +77,7 @@ class MultiprocExecutor:
 
     def load(self) -> ExecutorInfo:
         try:
-            loaded: list[tuple[ExecutorInfo, Verdicts]] = self._start().call("load")
+            loaded: list[tuple[ExecutorInfo, bytes]] = self._start().call("load")
         except WorkerLostError as error:
             raise StartupError(f"the model cannot be loaded: {error}") from error
         # A later worker need not find out the same again.

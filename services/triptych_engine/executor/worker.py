@@ -23,7 +23,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,9 @@ class WorkerConfig:
     #: Makes the executor, given what is known of the model, and the worker's place. Called in the worker.
     make_executor: Callable[[Verdicts, Place], Executor]
     place: Place = ALONE
-    #: Of an earlier worker with the same model and place; empty for the first one.
-    verdicts: Verdicts = field(default_factory=Verdicts)
+    #: Verdicts, pickled, of an earlier worker with the same model and place; empty for the first one. The engine does not unpickle
+    #: them: classes of the runner import torch.
+    verdicts: bytes = b""
     #: As in ExecutorInfo, if it is known from an earlier worker.
     is_asynchronous: bool = False
     log_level: str = "INFO"
@@ -109,7 +110,7 @@ class Worker:
         self._steps, self._preparations = steps, preparations
         config: WorkerConfig = steps.receive()
         configure_logging(f"engine-{config.place.rank}" if config.place.rank else "engine", config.log_level, config.log_format)
-        self._verdicts = config.verdicts
+        self._verdicts = pickle.loads(config.verdicts) if config.verdicts else Verdicts()  # noqa: S301 - from a worker
         self._make_executor, self._place = config.make_executor, config.place
         self._known: Executor | None = None
         self._is_asynchronous = config.is_asynchronous
@@ -161,11 +162,11 @@ class Worker:
         with startup_objects_frozen():  # it imports torch
             return self._make_executor(self._verdicts, self._place)
 
-    def _load(self) -> tuple[ExecutorInfo, Verdicts]:
+    def _load(self) -> tuple[ExecutorInfo, bytes]:
         executor = self._new_executor()
         info = executor.load()
         self._known, self._is_asynchronous = executor, info.is_asynchronous
-        return info, self._verdicts
+        return info, pickle.dumps(self._verdicts)
 
     def _restore(self) -> None:
         executor = self._known or self._new_executor()

@@ -79,6 +79,14 @@ def undisturbed(stack: Stack) -> list[tuple[str, list[float], str]]:
     return [streamed(stack, body) for body in BODIES]
 
 
+@pytest.mark.usefixtures("undisturbed")
+def test_the_engine_itself_needs_no_torch(stack: Stack) -> None:
+    """Neither for the start nor for requests of any kind."""
+    engine = psutil.Process(stack.serving.services()["engine"].pid)
+    assert not [one.path for one in engine.memory_maps() if "libtorch" in one.path]
+    assert all(any("libtorch" in one.path for one in worker.memory_maps()) for worker in workers(stack))
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_streams_go_on_with_the_next_worker(
     stack: Stack, undisturbed: list[tuple[str, list[float], str]], number: signal.Signals

@@ -144,8 +144,9 @@ def find_decoder(
     if names is None:
         return None
     decoder = _decoder_of(kernels, layers, [model.get_submodule(name) for name in names])
-    decoder.compute_as_one(token_ids, position_ids)
-    if not verdicts.of(f"{question} can be one call", lambda: decoder.is_one_call) or not verdicts.of(
+    is_one_call = _becomes_one_call(decoder, token_ids, position_ids)
+    # Asked first: a rank that computes by parts would not take part in what the others compute to compare.
+    if not verdicts.of(f"{question} can be one call", lambda: is_one_call) or not verdicts.of(
         f"{question} in one call", lambda: _computes_as_one(decoder, model, kernels, layers, token_ids, position_ids)
     ):
         decoder.compute_by_parts()
@@ -227,6 +228,15 @@ def _computes_the_same(
         expected: Any = model(input_ids=token_ids[None], position_ids=position_ids, use_cache=False)
         backend.begin(first_tokens(len(token_ids)))
         return torch.equal(decoder.logits(token_ids, position_ids, backend, None, every), expected.logits[0])
+
+
+def _becomes_one_call(decoder: Decoder, token_ids: torch.Tensor, position_ids: torch.Tensor) -> bool:
+    """Let it compute all parts in one call, and return whether it can."""
+    try:
+        decoder.compute_as_one(token_ids, position_ids)
+    except Exception as error:  # the modules' code is not ours
+        log.warning("the model's parts are computed in several calls: %s", error)
+    return decoder.is_one_call
 
 
 def _computes_as_one(decoder: Decoder, *trial: Any) -> bool:
