@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from support.builders.engine import a_tiny_llama_config, save_random_model
+from support.builders.gguf_files import save_gguf_model
+from support.builders.quantized_checkpoints import CASES, save_quantised
 from support.builders.text_families import COMMON, FAMILIES, HEAD_16, PROMPTS
 from support.drivers.ranks import Ranks, compute
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
@@ -110,6 +113,33 @@ def test_weights_can_be_quantised_as_they_are_loaded(
     assert _difference(first.logits, exact) < 1.2 * _difference(alone.logits, exact)
 
 
+def _saved_gguf(folder: Path, architecture: str, kind: str) -> None:
+    save_gguf_model(folder, architecture, [kind])
+
+
+#: Checkpoints with quantised weights -> what writes one.
+QUANTISED: dict[str, Callable[[Path], object]] = {
+    **{name: partial(save_quantised, case=case) for name, case in CASES.items()},
+    **{
+        f"gguf-{architecture}-{kind}": partial(_saved_gguf, architecture=architecture, kind=kind)
+        for architecture, kind in [("qwen2", "Q8_0"), ("llama", "Q4_0"), ("qwen3", "Q4_1"), ("qwen3moe", "Q8_0")]
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "checkpoint",
+    [name if name in ("gptq", "gguf-qwen2-Q8_0") else pytest.param(name, marks=pytest.mark.long) for name in QUANTISED],
+)
+def test_quantised_weights_are_divided_in_blocks(ranks: dict[tuple[int, bool], Ranks], checkpoint: str, tmp_path: Path) -> None:
+    QUANTISED[checkpoint](tmp_path)
+    config = RunnerConfig(tmp_path, "test", 256, 4, 2048, 16, 1 << 24)
+    prompt = [token % 90 for token in PROMPTS[0]]
+    alone, (first, second) = compute(config, prompt), of_size(ranks, 2).compute(config, prompt)
+    assert torch.equal(first.logits, second.logits)
+    assert _difference(first.logits, alone.logits) < 5e-3, "tiny differences change to which number an input is rounded"
+
+
 def _difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
     return ((logits - expected).norm() / expected.norm()).item()
 
@@ -121,6 +151,11 @@ def test_what_cannot_be_divided_is_refused_with_the_reason(ranks: dict[tuple[int
     one_head = a_tiny_llama_config(num_attention_heads=1, num_key_value_heads=1)
     with pytest.raises(UnsupportedModelError, match="1 attention heads cannot be divided among 2 ranks"):
         two.compute(a_model(tmp_path / "heads", one_head), PROMPTS[0])
+    save_gguf_model(tmp_path / "blocks", "llama", ["Q4_K"])
+    with pytest.raises(
+        UnsupportedModelError, match=r"o_proj.weight cannot be divided among ranks: columns .* not whole blocks of 256"
+    ):
+        two.compute(RunnerConfig(tmp_path / "blocks", "test", 256, 4, 2048, 16, 1 << 24), PROMPTS[0])
     narrow = transformers.Qwen3MoeConfig(**HEAD_16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8)
     with pytest.raises(UnsupportedModelError, match=r"down_proj: 8 entries cannot be divided among 2 ranks in multiples of 8"):
         two.compute(a_model(tmp_path / "experts", narrow), PROMPTS[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ from triptych_engine.runner.model.refusals import check_supported, is_multimodal
 from triptych_engine.runner.model.towers import language_model_only
 from triptych_engine.runner.model.whole_decoder import WholeDecoder
 from triptych_engine.runner.parallel.group import RankGroup
-from triptych_engine.runner.parallel.loading import load_share
+from triptych_engine.runner.parallel.loading import fill_share, load_share
 from triptych_engine.runner.quantization.checkpoints import check_plain, load_quantized, quantization_of
+from triptych_engine.runner.quantization.filling import fill_model
 from triptych_engine.runner.quantization.gguf import load_gguf
 from triptych_engine.runner.quantization.tensor import QuantizedModules
 from triptych_engine.runner.verdicts import Verdicts
@@ -169,8 +171,6 @@ def load_model(
     checkpoint: torch.dtype = getattr(torch, checkpoint_dtype(path))
     gguf = gguf_file(path)
     is_quantized = gguf is not None or quantization_of(config) is not None
-    if is_quantized and group is not None:
-        raise UnsupportedModelError(f"cannot serve {name} with --tensor-parallel-size: its weights are quantised in the checkpoint")
     if is_quantized:
         check_quantized(name, device, dtype, has_kernels=quantized_modules is not None)
         dtype = torch.float32
@@ -179,9 +179,11 @@ def load_model(
         if dtype != checkpoint:
             log.info("computing in %s: this CPU has no instructions for the checkpoint's %s", dtype, checkpoint)
     if gguf is not None and quantized_modules is not None:
-        model = load_gguf(gguf, _model_class(config), config, quantized_modules)
+        fill = fill_model if group is None else partial(fill_share, name, _model_class(config), group)
+        model = load_gguf(gguf, _model_class(config), config, quantized_modules, fill)
     elif is_quantized and quantized_modules is not None:
-        model = load_quantized(path, _model_class(config), config, quantized_modules)
+        fill = fill_model if group is None else partial(fill_share, name, _model_class(config), group)
+        model = load_quantized(path, _model_class(config), config, quantized_modules, fill)
     else:
         check_plain(path)
         model = _from_safetensors(path, name, config, dtype, generates, group)

@@ -68,7 +68,7 @@ def cut_evenly(count: int, rank: int, size: int, what: str, least: int = 1) -> C
     Raises:
         UnsupportedModelError: there are too few entries.
     """
-    units = [unit for unit in _UNITS if unit >= least and count % unit == 0]
+    units = [unit for unit in dict.fromkeys((*_UNITS, least)) if unit % least == 0 and count % unit == 0]
     balanced = [unit for unit in units if -(-count // unit // size) * unit * size <= count * _BALANCED]
     unit = next(iter(balanced or units[-1:]), count)
     if count // unit < size:

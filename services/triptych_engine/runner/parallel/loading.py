@@ -20,7 +20,9 @@ from triptych_engine.runner.parallel.division import Cut
 from triptych_engine.runner.parallel.group import RankGroup
 from triptych_engine.runner.parallel.modules import GatheredLinear, RowParallelLinear, VocabParallelEmbedding
 from triptych_engine.runner.parallel.plan import Share, share_of
-from triptych_engine.runner.quantization.filling import empty_model
+from triptych_engine.runner.parallel.quantized import ShareSource
+from triptych_engine.runner.quantization.filling import WeightSource, empty_model, fill_model
+from triptych_engine.runner.quantization.tensor import QuantizedModules
 
 
 class StoredPart:
@@ -56,20 +58,9 @@ def load_share(
         OSError, RuntimeError, SafetensorError: as of `from_pretrained`.
     """
     whole = empty_model(cls, config)
-    try:
-        share = share_of(whole, group.rank, group.size)
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"cannot serve {name} with --tensor-parallel-size {group.size}: {error}") from None
-
-    class ShareOnly(cls):
-        def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
-            super().__init__(config, *args, **kwargs)
-            _shrink(self, share)
-
-    # transformers looks up conversions by these.
-    ShareOnly.__name__, ShareOnly.__qualname__, ShareOnly.__module__ = cls.__name__, cls.__qualname__, cls.__module__
+    share = _share(name, whole, group)
     with contextlib.ExitStack() as files:
-        model, info = ShareOnly.from_pretrained(
+        model, info = _share_only(cls, share).from_pretrained(
             None,
             config=config,
             state_dict=_parts(path, whole, share, files),
@@ -80,6 +71,47 @@ def load_share(
         )
     _connect(model, share, group)
     return model, info
+
+
+def fill_share(
+    name: str,
+    cls: type[PreTrainedModel],
+    group: RankGroup,
+    whole: PreTrainedModel,
+    source: WeightSource,
+    modules: QuantizedModules,
+    path: Path,
+) -> PreTrainedModel:
+    """The same from a checkpoint with quantised weights.
+
+    Args:
+        whole: the model, whose parameters are on the meta device.
+    """
+    share = _share(name, whole, group, source.largest_block)
+    model = empty_model(_share_only(cls, share), whole.config)
+    fill_model(model, ShareSource(source, share, whole), modules, path)
+    _connect(model, share, group)
+    return model
+
+
+def _share(name: str, whole: PreTrainedModel, group: RankGroup, least: int = 1) -> Share:
+    try:
+        return share_of(whole, group.rank, group.size, least)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"cannot serve {name} with --tensor-parallel-size {group.size}: {error}") from None
+
+
+def _share_only(cls: type[PreTrainedModel], share: Share) -> type[PreTrainedModel]:
+    """A class whose parameters have the sizes of a rank's share."""
+
+    class ShareOnly(cls):
+        def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            _shrink(self, share)
+
+    # transformers looks up conversions by these.
+    ShareOnly.__name__, ShareOnly.__qualname__, ShareOnly.__module__ = cls.__name__, cls.__qualname__, cls.__module__
+    return ShareOnly
 
 
 def _parts(path: Path, whole: PreTrainedModel, share: Share, files: contextlib.ExitStack) -> dict[str, Any]:
@@ -132,9 +164,9 @@ def _shrink(model: PreTrainedModel, share: Share) -> None:
 def _connect(model: PreTrainedModel, share: Share, group: RankGroup) -> None:
     """Let the ranks add up and join what their shares compute."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name in share.cuts:
+    for name in share.cuts.keys() & parameters.keys():  # quantised weights are none
         parameters[name].data = parameters[name].data.contiguous()  # columns that are still where the file is mapped
-    for name in share.biases if group.rank else ():
+    for name in parameters.keys() & set(share.biases) if group.rank else ():
         parameters[name].data = torch.zeros_like(parameters[name])
     for name, columns in share.summed.items():
         _replace(model, name, RowParallelLinear(model.get_submodule(name), group, columns))

@@ -71,14 +71,19 @@ class Share:
     biases: list[str] = field(default_factory=list)
 
 
-def share_of(model: PreTrainedModel, rank: int, size: int) -> Share:
+def share_of(model: PreTrainedModel, rank: int, size: int, least: int = 1) -> Share:
     """The share of a rank. The model's parameters may be on the meta device.
+
+    Args:
+        least: a rank's part of inner dimensions must be a multiple of it.
 
     Raises:
         UnsupportedModelError: the family has no plan, or one that leaves too much whole; or there are too many ranks.
     """
     styles = _styles(model)
-    return [_Division(model, styles, one, size).share() for one in range(size)][rank]  # one that is refused is refused by all
+    return [_Division(model, styles, one, size, least).share() for one in range(size)][
+        rank
+    ]  # one that is refused is refused by all
 
 
 def _styles(model: PreTrainedModel) -> dict[str, str]:
@@ -102,8 +107,8 @@ def _styles(model: PreTrainedModel) -> dict[str, str]:
 
 
 class _Division:
-    def __init__(self, model: PreTrainedModel, styles: dict[str, str], rank: int, size: int) -> None:
-        self._model, self._styles, self._rank, self._size = model, styles, rank, size
+    def __init__(self, model: PreTrainedModel, styles: dict[str, str], rank: int, size: int, least: int) -> None:
+        self._model, self._styles, self._rank, self._size, self._least = model, styles, rank, size, least
         self._num_q_heads = int(model.config.get_text_config().num_attention_heads)
         self._share = Share(rank, size)
 
@@ -137,7 +142,7 @@ class _Division:
             if style == _GATHERED:
                 self._divide_outputs(path, _linear(child, path))
             elif style == _ROW_OF_ALL:
-                cut = self._even(child.in_features, path)
+                cut = self._even(child.in_features, path, self._least)
                 self._cut_columns(path, _linear(child, path), cut)
                 self._share.summed[path] = cut.ranges[0]
         rows = [part for part, style in children.items() if style == _ROW]
@@ -155,7 +160,7 @@ class _Division:
 
     def _divide_mlp(self, name: str, module: nn.Module, children: dict[str, str], row: str) -> None:
         down = _linear(getattr(module, row), f"{name}.{row}")
-        cut = self._even(down.in_features, f"{name}.{row}")
+        cut = self._even(down.in_features, f"{name}.{row}", self._least)
         self._cut_columns(f"{name}.{row}", down, cut)
         self._share.summed[f"{name}.{row}"] = None
         for part in (part for part, style in children.items() if style == _COLUMN):
@@ -189,7 +194,7 @@ class _Division:
         is_interleaved = children[gate_up] == _INTERLEAVED
         both, down, cuts = getattr(module, gate_up), getattr(module, row), self._share.cuts
         inner = down.shape[-2 if is_interleaved else -1]
-        cut = cut_evenly(inner, self._rank, self._size, f"{name}.{row}", _LEAST_OF_EXPERTS)
+        cut = self._even(inner, f"{name}.{row}", max(self._least, _LEAST_OF_EXPERTS))
         cut_of_both = cut.times(2) if is_interleaved else cut.repeated(2)
         cuts[f"{name}.{gate_up}"] = _of_size(
             cut_of_both.along(-1 if is_interleaved else -2), both.shape[-1 if is_interleaved else -2], name
@@ -201,8 +206,8 @@ class _Division:
             self._share.biases.append(f"{name}.{row}_bias")
         self._share.summed_experts.append(name)
 
-    def _even(self, count: int, what: str) -> Cut:
-        return cut_evenly(count, self._rank, self._size, what)
+    def _even(self, count: int, what: str, least: int = 1) -> Cut:
+        return cut_evenly(count, self._rank, self._size, what, least)
 
     def _cut_rows(self, name: str, linear: nn.Module, cut: Cut) -> None:
         self._share.cuts[f"{name}.weight"] = cut.along(-2)

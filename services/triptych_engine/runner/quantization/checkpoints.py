@@ -14,8 +14,8 @@ from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.weights import read_header, weight_files
 
 from triptych_engine.runner.quantization.experts import ExpertsShape, ExpertWeights
-from triptych_engine.runner.quantization.filling import empty_model, fill_model
-from triptych_engine.runner.quantization.formats import F4
+from triptych_engine.runner.quantization.filling import Fill, empty_model, fill_model
+from triptych_engine.runner.quantization.formats import F4, F8
 from triptych_engine.runner.quantization.packed_float import FloatWeight, read_float8
 from triptych_engine.runner.quantization.packed_int import PackedWeight, read_awq, read_compressed, read_gptq
 from triptych_engine.runner.quantization.packed_mxfp4 import mxfp4_tensor
@@ -98,7 +98,13 @@ def _unsupported_groups(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def load_quantized(path: Path, cls: type[PreTrainedModel], config: PretrainedConfig, modules: QuantizedModules) -> PreTrainedModel:
+def load_quantized(
+    path: Path,
+    cls: type[PreTrainedModel],
+    config: PretrainedConfig,
+    modules: QuantizedModules,
+    fill: Fill = fill_model,
+) -> PreTrainedModel:
     """A model in float32 whose quantised layers are made by `modules`.
 
     Raises:
@@ -107,7 +113,7 @@ def load_quantized(path: Path, cls: type[PreTrainedModel], config: PretrainedCon
     """
     model = empty_model(cls, config)
     source = _SafetensorsSource(path, quantization_of(config) or {})
-    fill_model(model, source, modules, path)
+    model = fill(model, source, modules, path)
     source.check_all_read(model._keys_to_ignore_on_load_unexpected or ())
     return model
 
@@ -119,6 +125,10 @@ class _SafetensorsSource:
         self._path, self._quantization = path, quantization
         self._read_names: set[str] = set()
         self._files = {name: handle for file in weight_files(path) for handle in [_open(file)] for name in _names(handle)}
+
+    @property
+    def largest_block(self) -> int:
+        return F4.block if self._quantization.get("quant_method") == "mxfp4" else F8.block
 
     def is_tied(self, config: PretrainedConfig) -> bool:
         return bool(config.tie_word_embeddings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +25,10 @@ from triptych_engine.runner.quantization.tensor import QuantizedModules, Quantiz
 _SMALL = 1 << 21
 
 
+#: Fills a model in another way than `fill_model`, and returns it: arguments as of that.
+Fill = Callable[[PreTrainedModel, "WeightSource", QuantizedModules, Path], PreTrainedModel]
+
+
 class WeightSource(Protocol):
     """The tensors of a checkpoint, by the names of the model's parameters."""
 
@@ -37,6 +41,11 @@ class WeightSource(Protocol):
     def plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
         """A parameter that is not quantised, as float32; None if there is none."""
 
+    @property
+    def largest_block(self) -> int:
+        """Columns of a quantised weight that cannot be had apart."""
+        ...
+
     def is_tied(self, config: PretrainedConfig) -> bool:
         """Whether an output head that has no weight shares the embedding's."""
 
@@ -48,8 +57,9 @@ def empty_model(cls: type[PreTrainedModel], config: PretrainedConfig) -> PreTrai
         return cls(config).eval()
 
 
-def fill_model(model: PreTrainedModel, source: WeightSource, modules: QuantizedModules, path: Path) -> None:
-    """Give each parameter its value, in float32. Layers with quantised weights are replaced by those that `modules` makes.
+def fill_model(model: PreTrainedModel, source: WeightSource, modules: QuantizedModules, path: Path) -> PreTrainedModel:
+    """Give each parameter its value, in float32. Layers with quantised weights are replaced by those that `modules` makes. Returns
+    the same model.
 
     Raises:
         UnsupportedModelError: a weight is quantised that cannot be.
@@ -81,6 +91,7 @@ def fill_model(model: PreTrainedModel, source: WeightSource, modules: QuantizedM
     missing = sorted(name for name, parameter in model.named_parameters() if parameter.is_meta)
     if missing:
         raise StartupError(f"the checkpoint in {path} lacks {len(missing)} weights, e.g. {missing[0]}; fetch the model again")
+    return model
 
 
 def _quantized_module(

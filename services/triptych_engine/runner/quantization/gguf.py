@@ -13,7 +13,7 @@ from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.gguf import ARCHITECTURES, GgufTensor, read_gguf_header
 
 from triptych_engine.runner.quantization.experts import ExpertsShape, ExpertWeights
-from triptych_engine.runner.quantization.filling import empty_model, fill_model
+from triptych_engine.runner.quantization.filling import Fill, empty_model, fill_model
 from triptych_engine.runner.quantization.formats import QuantizedRows
 from triptych_engine.runner.quantization.gguf_blocks import BLOCK_TYPES
 from triptych_engine.runner.quantization.gguf_names import ROPE_FACTORS, row_order, tensor_names
@@ -22,7 +22,13 @@ from triptych_engine.runner.quantization.tensor import QuantizedModules, Quantiz
 _PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def load_gguf(file: Path, cls: type[PreTrainedModel], config: PretrainedConfig, modules: QuantizedModules) -> PreTrainedModel:
+def load_gguf(
+    file: Path,
+    cls: type[PreTrainedModel],
+    config: PretrainedConfig,
+    modules: QuantizedModules,
+    fill: Fill = fill_model,
+) -> PreTrainedModel:
     """A model in float32 whose quantised layers are made by `modules`.
 
     Raises:
@@ -31,7 +37,7 @@ def load_gguf(file: Path, cls: type[PreTrainedModel], config: PretrainedConfig, 
     """
     model = empty_model(cls, config)
     with _GgufSource(file, model) as source:
-        fill_model(model, source, modules, file)
+        model = fill(model, source, modules, file)
         _scale_rope(model, source)
     return model
 
@@ -63,6 +69,11 @@ class _GgufSource:
 
     def __exit__(self, *_: object) -> None:
         del self._bytes  # the mapping ends with the last tensor that was read from it
+
+    @property
+    def largest_block(self) -> int:
+        kinds = (BLOCK_TYPES.get(tensor.type) for tensor in self._tensors.values())
+        return max((kind.format.block for kind in kinds if kind is not None), default=1)
 
     def is_tied(self, config: PretrainedConfig) -> bool:
         return True

@@ -103,7 +103,8 @@ def test_a_draw_never_leaves_the_cut_and_the_lazy_sort_changes_nothing(
     if top_k or top_p < 1 or min_p > 0:
         wanted = int(order[int((cumulative <= number).sum())])
         near_border = (cumulative - number).abs().min() < 1e-9
-        assert token == wanted or near_border
+        # Probabilities that are equal in float32 may be in another order.
+        assert token == wanted or near_border or reference[token].item() == pytest.approx(reference[wanted].item(), rel=1e-7)
     assert reference[token] > 0
 
 
