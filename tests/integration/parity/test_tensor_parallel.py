@@ -161,7 +161,7 @@ def test_what_cannot_be_divided_is_refused_with_the_reason(ranks: dict[tuple[int
         two.compute(a_model(tmp_path / "experts", narrow), PROMPTS[0])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_no_rank_has_much_more_than_its_part_in_memory_not_even_while_it_loads(tmp_path: Path) -> None:
     """The most that a process has while it loads a model of 1.1 B, besides files: with all of the model, and with shares of it."""
