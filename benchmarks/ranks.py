@@ -20,11 +20,11 @@ import statistics
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
 from pydantic_settings import CliApp
+from triptych_common.host.memory import private_memory
 from triptych_common.model import store as model_store
 from triptych_engine.assembly import make_scheduler
 from triptych_engine.executor.multiproc import MultiprocExecutor
@@ -56,7 +56,7 @@ class Form:
         self._scheduler = make_scheduler(settings, loaded, model.max_model_len)
         self._core = EngineCore(self._scheduler, self._executor, lambda *_: None, async_scheduling=True)
         self._vocab_size, self._ids = loaded.vocab_size, itertools.count()
-        self.megabytes = [_anonymous_bytes(pid) / 1e6 for pid in self._executor.pids]
+        self.megabytes = [private_memory(pid) / 1e6 for pid in self._executor.pids]
 
     def decode(self, num_seqs: int, context: int, num_steps: int) -> float:
         """The median step of so many sequences, in ms."""
@@ -86,11 +86,6 @@ class Form:
 
 def _none(name: str) -> int:
     return -1
-
-
-def _anonymous_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("RssAnon:")[1].split()[0]) << 10
 
 
 def run(args: argparse.Namespace) -> dict:

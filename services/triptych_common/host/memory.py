@@ -84,7 +84,7 @@ def _groups(cgroup: Path, mount: Path) -> Iterator[tuple[Path, tuple[str, str, s
             yield root / part, names
 
 
-def private_memory() -> int:
-    """Bytes that this process alone holds in memory."""
-    info = psutil.Process().memory_info()
+def private_memory(pid: int | None = None) -> int:
+    """Bytes that a process alone holds in memory; by default this one."""
+    info = psutil.Process(pid).memory_info()
     return int(info.rss - getattr(info, "shared", 0))

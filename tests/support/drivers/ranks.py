@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from triptych_common.host.memory import private_memory
 from triptych_engine.runner import builder
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.model.loader import LoadedModel
@@ -125,7 +126,7 @@ class Peak:
     """The most memory besides files that this process has meanwhile, in bytes."""
 
     def __enter__(self) -> Peak:
-        self.before = self.bytes = _anonymous_bytes()
+        self.before = self.bytes = private_memory()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
@@ -133,14 +134,9 @@ class Peak:
 
     def _watch(self) -> None:
         while not self._ends.is_set():
-            self.bytes = max(self.bytes, _anonymous_bytes())
+            self.bytes = max(self.bytes, private_memory())
             time.sleep(0.002)
 
     def __exit__(self, *error: object) -> None:
         self._ends.set()
         self._thread.join()
-
-
-def _anonymous_bytes() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("RssAnon:")[1].split()[0]) << 10

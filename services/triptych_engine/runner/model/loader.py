@@ -178,12 +178,12 @@ def load_model(
         dtype = compute_dtype(checkpoint, device)
         if dtype != checkpoint:
             log.info("computing in %s: this CPU has no instructions for the checkpoint's %s", dtype, checkpoint)
+    cls = _model_class(config)
+    fill = fill_model if group is None else partial(fill_share, name, cls, group)
     if gguf is not None and quantized_modules is not None:
-        fill = fill_model if group is None else partial(fill_share, name, _model_class(config), group)
-        model = load_gguf(gguf, _model_class(config), config, quantized_modules, fill)
+        model = load_gguf(gguf, cls, config, quantized_modules, fill)
     elif is_quantized and quantized_modules is not None:
-        fill = fill_model if group is None else partial(fill_share, name, _model_class(config), group)
-        model = load_quantized(path, _model_class(config), config, quantized_modules, fill)
+        model = load_quantized(path, cls, config, quantized_modules, fill)
     else:
         check_plain(path)
         model = _from_safetensors(path, name, config, dtype, generates, group)

@@ -61,7 +61,7 @@ class RankGroup:
             timeout=_TIMEOUT,
         )
 
-    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' tensors, of the same shape and dtype, which may be in the memory of the argument. All ranks get the
         same bits.
 
@@ -83,7 +83,7 @@ class RankGroup:
             total += part
         return total.to(tensor.dtype)
 
-    def join(self, tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    def all_gather(self, tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """All ranks' tensors, one after the other in the last dimension. sizes: of this dimension, of each rank."""
         tensor = tensor.contiguous()
         if self.memory is not None:

@@ -117,11 +117,9 @@ def _share_only(cls: type[PreTrainedModel], share: Share) -> type[PreTrainedMode
 def _parts(path: Path, whole: PreTrainedModel, share: Share, files: contextlib.ExitStack) -> dict[str, Any]:
     """Name in the checkpoint -> what `tensor[...]` reads."""
     transforms = get_model_conversion_mapping(whole)
-    operations = {
-        source: one.operations for one in transforms if isinstance(one, WeightConverter) for source in one.source_patterns
-    }
     renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
     converters = [one for one in transforms if isinstance(one, WeightConverter)]
+    operations = {source: one.operations for one in converters for source in one.source_patterns}
     names, prefix, parts = whole.state_dict(), whole.base_model_prefix, {}
     for file in weight_files(path):
         handle = files.enter_context(safe_open(file, framework="pt"))
@@ -171,7 +169,7 @@ def _connect(model: PreTrainedModel, share: Share, group: RankGroup) -> None:
     for name, columns in share.summed.items():
         _replace(model, name, RowParallelLinear(model.get_submodule(name), group, columns))
     for name in share.summed_experts:
-        model.get_submodule(name).register_forward_hook(lambda module, args, output: group.sum(output))
+        model.get_submodule(name).register_forward_hook(lambda module, args, output: group.all_reduce(output))
     head = model.get_output_embeddings()
     for name, sizes in share.joined.items():
         linear = model.get_submodule(name)

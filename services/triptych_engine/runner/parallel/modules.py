@@ -29,7 +29,7 @@ class RowParallelLinear(nn.Module):
 
     def sum(self, partial: torch.Tensor) -> torch.Tensor:
         """The layer's output, given the rank's own."""
-        return self._group.sum(partial)
+        return self._group.all_reduce(partial)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.sum(self.linear(x if self._columns is None else x[..., slice(*self._columns)]))
@@ -53,7 +53,7 @@ class GatheredLinear(nn.Module):
 
     def join(self, own: torch.Tensor) -> torch.Tensor:
         """The outputs of all ranks, given the rank's own."""
-        return self._group.join(own, self._sizes)
+        return self._group.all_gather(own, self._sizes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.join(self.linear(x))
@@ -80,4 +80,4 @@ class VocabParallelEmbedding(nn.Module):
         begin, end = self._rows
         is_own = (token_ids >= begin) & (token_ids < end)
         embedded = self.embedding((token_ids - begin).clamp(0, end - begin - 1))
-        return self._group.sum(embedded.masked_fill(~is_own[..., None], 0))
+        return self._group.all_reduce(embedded.masked_fill(~is_own[..., None], 0))

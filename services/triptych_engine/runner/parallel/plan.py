@@ -53,7 +53,6 @@ class Share:
     """What one rank has of a model, by names of parameters and modules."""
 
     rank: int
-    size: int
     #: Parameter -> its part.
     cuts: dict[str, Cut] = field(default_factory=dict)
     #: Linear layers whose outputs are added up, and the inputs that are the rank's if it gets all.
@@ -64,8 +63,7 @@ class Share:
     joined: dict[str, list[int]] = field(default_factory=dict)
     #: Attention -> query heads for each key and value head.
     groups: dict[str, int] = field(default_factory=dict)
-    #: The embedding, and the rank's tokens.
-    embedding: str = ""
+    #: Tokens whose embeddings the rank has: the first one, and the end.
     tokens: tuple[int, int] = (0, 0)
     #: Parameters that are added to a sum, so that only one rank's count.
     biases: list[str] = field(default_factory=list)
@@ -81,9 +79,8 @@ def share_of(model: PreTrainedModel, rank: int, size: int, least: int = 1) -> Sh
         UnsupportedModelError: the family has no plan, or one that leaves too much whole; or there are too many ranks.
     """
     styles = _styles(model)
-    return [_Division(model, styles, one, size, least).share() for one in range(size)][
-        rank
-    ]  # one that is refused is refused by all
+    shares = [_Division(model, styles, one, size, least).share() for one in range(size)]  # what one rank is refused, all are
+    return shares[rank]
 
 
 def _styles(model: PreTrainedModel) -> dict[str, str]:
@@ -110,7 +107,7 @@ class _Division:
     def __init__(self, model: PreTrainedModel, styles: dict[str, str], rank: int, size: int, least: int) -> None:
         self._model, self._styles, self._rank, self._size, self._least = model, styles, rank, size, least
         self._num_q_heads = int(model.config.get_text_config().num_attention_heads)
-        self._share = Share(rank, size)
+        self._share = Share(rank)
 
     def share(self) -> Share:
         ends = (self._model.get_input_embeddings(), self._model.get_output_embeddings())
@@ -127,7 +124,7 @@ class _Division:
     def _divide_embedding(self, name: str, embedding: nn.Module) -> None:
         cut = self._even(_rows(embedding), name).along(-2)
         self._share.cuts[f"{name}.weight"] = cut
-        self._share.embedding, self._share.tokens = name, cut.ranges[0]
+        self._share.tokens = cut.ranges[0]
 
     def _divide_outputs(self, name: str, linear: nn.Module) -> None:
         cut = self._even(_rows(linear), name)
