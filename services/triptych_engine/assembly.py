@@ -17,6 +17,8 @@ from triptych_engine.executor.multiproc import MultiprocExecutor
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
 from triptych_engine.executor.simulated import SimulatedEngine, SimulatedExecutor
 from triptych_engine.executor.worker import WorkerConfig, executor_of_worker
+from triptych_engine.kv_offload.host_memory import HostMemory
+from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.scheduler import Scheduler
@@ -32,6 +34,7 @@ def new_executor(
     path: Path,
     pooling: PoolingModel | None = None,
     on_worker_lost: Callable[[], None] = lambda: None,
+    host_memory: HostMemory | None = None,
 ) -> Executor:
     """The executor that the settings ask for. Raises StartupError.
 
@@ -39,6 +42,7 @@ def new_executor(
         path: directory of the model.
         pooling: how the model's hidden states become vectors or labels; None if it generates text.
         on_worker_lost: called on another thread when the worker process has ended by itself.
+        host_memory: where blocks are that were evicted from the KV cache; None if they are dropped.
     """
     if settings.simulate is not None:
         if pooling is not None:
@@ -46,21 +50,49 @@ def new_executor(
         log.warning("this engine is simulated: it computes nothing, and answers with made-up words")
         return SimulatedExecutor(SimulatedEngine.read(settings.simulate), path, model.vocab_size, settings)
     if settings.distributed_executor_backend == "mp" or settings.tensor_parallel_size > 1:
-        make = partial(executor_of_worker, settings, model, path, pooling, private_memory())
-        worker = WorkerConfig(make, log_level=settings.log_level, log_format=settings.log_format)
+        make = partial(executor_of_worker, settings, model, path, pooling, private_memory(), host_memory)
+        descriptors = () if host_memory is None else (host_memory.descriptor,)
+        worker = WorkerConfig(make, descriptors=descriptors, log_level=settings.log_level, log_format=settings.log_format)
         return MultiprocExecutor(worker, settings.execute_model_timeout_s, on_worker_lost, settings.tensor_parallel_size)
     with startup_objects_frozen():  # these import torch, which this process does not need if a worker computes
         from triptych_engine.executor.in_process import InProcessExecutor
         from triptych_engine.runner.config import runner_config
-    return InProcessExecutor(runner_config(settings, model, path, pooling))
+    return InProcessExecutor(runner_config(settings, model, path, pooling, host_memory))
 
 
-def make_scheduler(settings: EngineSettings, loaded: ExecutorInfo, max_model_len: int, *, generates: bool = True) -> Scheduler:
+def new_host_memory(settings: EngineSettings, pooling: PoolingModel | None = None) -> HostMemory | None:
+    """Memory for blocks that the KV cache evicts, if the settings ask for it. Raises StartupError if blocks are of no use later."""
+    if settings.kv_offloading_memory is None:
+        return None
+    if settings.simulate is not None or pooling is not None or not settings.enable_prefix_caching:
+        raise StartupError("kv_offloading_memory needs a model that generates text, and enable_prefix_caching")
+    return HostMemory.create(settings.kv_offloading_memory)
+
+
+def new_tier(memory: HostMemory | None, loaded: ExecutorInfo) -> HostTier | None:
+    """The second tier of the prefix cache in this memory. Raises StartupError if it holds no block."""
+    if memory is None:
+        return None
+    tier = HostTier(memory, loaded.block_bytes)
+    if not tier.num_slots:
+        raise StartupError(f"kv_offloading_memory ({memory.num_bytes} bytes) holds no block of {sum(loaded.block_bytes)} bytes")
+    log.info("%d tokens of evicted prefixes are kept in the host's memory", tier.num_slots * loaded.block_size)
+    return tier
+
+
+def make_scheduler(
+    settings: EngineSettings,
+    loaded: ExecutorInfo,
+    max_model_len: int,
+    tier: HostTier | None = None,
+    *,
+    generates: bool = True,
+) -> Scheduler:
     """The scheduler for a loaded model. Steps are limited by time, and draft tokens weighed, if the executor has measured costs."""
     pacer = None if loaded.costs is None else StepPacer(loaded.costs, settings.max_step_ms / 1e3)
     takes_drafts = settings.prompt_lookup and loaded.takes_drafts and not schedules_ahead(settings, loaded)
     return Scheduler(
-        KVCacheManager(loaded.num_blocks, loaded.block_size, settings.enable_prefix_caching and generates),
+        KVCacheManager(loaded.num_blocks, loaded.block_size, settings.enable_prefix_caching and generates, tier),
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=loaded.max_num_batched_tokens,
         max_waiting=settings.max_waiting,

@@ -27,10 +27,11 @@ from triptych_common.rpc.security.roles import Role
 from triptych_common.rpc.security.tls import Tls
 from triptych_common.rpc.server import ServiceServer
 
-from triptych_engine.assembly import fitting_context, make_scheduler, new_executor, schedules_ahead
+from triptych_engine.assembly import fitting_context, make_scheduler, new_executor, new_host_memory, new_tier, schedules_ahead
 from triptych_engine.core import EngineCore, new_device_thread
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
 from triptych_engine.kv_events.batches import KVEventBatches
+from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.load import Load
 from triptych_engine.media.fetcher import EmbeddingFetcher, FetchStatistics
 from triptych_engine.media.item import MediaTraits
@@ -138,14 +139,15 @@ class EngineService:
         path = await asyncio.to_thread(model_store.resolve_model, settings.model, model_store.WEIGHT_PATTERNS)
         name = settings.served_model_name or model_store.served_name(settings.model)
         model, pooling = served_model(path, name, settings.max_model_len, settings.task)
-        executor = await asyncio.to_thread(new_executor, settings, model, path, pooling, self._on_worker_lost)
+        memory = new_host_memory(settings, pooling)
+        executor = await asyncio.to_thread(new_executor, settings, model, path, pooling, self._on_worker_lost, memory)
         publisher = None
         await self._server.start()
         try:
             publisher = new_publisher(settings, self._kv_events)
             loaded = await self._load(executor, stop, has_constraints=pooling is None and settings.simulate is None)
             if loaded is not None:
-                await self._serve(executor, model, path, pooling, loaded)
+                await self._serve(executor, model, path, pooling, loaded, new_tier(memory, loaded))
                 await self._until_stopped(stop)
         finally:
             self._servicer.refuse("the engine is stopping")
@@ -172,6 +174,7 @@ class EngineService:
         path: Path,
         pooling: PoolingModel | None,
         loaded: ExecutorInfo,
+        tier: HostTier | None,
     ) -> None:
         settings, traits = self._settings, loaded.media_traits
         model.max_model_len = fitting_context(
@@ -202,7 +205,7 @@ class EngineService:
                 self._fetches,
                 self._server.tracer,
             )
-        scheduler = make_scheduler(settings, loaded, model.max_model_len, generates=pooling is None)
+        scheduler = make_scheduler(settings, loaded, model.max_model_len, tier, generates=pooling is None)
         self._core = EngineCore(
             scheduler,
             executor,

@@ -170,6 +170,13 @@ class EngineSettings(GrpcServiceSettings):
             "prompts that use a part of the cache take longer."
         ),
     ] = True
+    kv_offloading_memory: Annotated[
+        Annotated[int, BeforeValidator(parse_bytes), Field(ge=1 << 20)] | None,
+        Field(
+            description="Memory of the host for prefixes that the KV cache evicts, e.g. 4G: a prompt that begins with one is "
+            "loaded instead of computed. By default none."
+        ),
+    ] = None
     embedding_cache_memory: Annotated[
         int,
         BeforeValidator(parse_bytes),

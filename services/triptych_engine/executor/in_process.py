@@ -66,6 +66,8 @@ class InProcessExecutor:
             is_asynchronous=self._config.device.type != "cpu",
             takes_drafts=self._config.pooling is None,
             takes_loras=runner.loras is not None,
+            block_bytes=(runner.block_bytes,),
+            kv_layout=runner.kv_layout,
         )
 
     def _load_encoder(self, pooling: PoolingModel) -> ExecutorInfo:

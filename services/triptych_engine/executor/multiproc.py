@@ -87,7 +87,8 @@ class MultiprocExecutor:
             replace(config, verdicts=verdicts, is_asynchronous=info.is_asynchronous) for config, (_, verdicts) in known
         ]
         self._is_asynchronous, self._may_ask = info.is_asynchronous, True
-        return replace(info, is_asynchronous=True)
+        block_bytes = tuple(size for one, _ in loaded for size in one.block_bytes)
+        return replace(info, is_asynchronous=True, block_bytes=block_bytes)
 
     def launch(self, scheduled: SchedulerOutput) -> None:
         released = [self._released.popleft() for _ in range(len(self._released))]

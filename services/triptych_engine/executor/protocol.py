@@ -39,6 +39,10 @@ class ExecutorInfo:
     takes_drafts: bool = False
     #: Whether sequences may have adapters.
     takes_loras: bool = False
+    #: Size of a block of the KV cache, of each rank; empty if blocks cannot be copied.
+    block_bytes: tuple[int, ...] = ()
+    #: What the bytes of a block mean.
+    kv_layout: str = ""
     #: Whether prompts may be divided among steps. Not if each token attends to all others, or if there is no KV cache.
     can_chunk: bool = True
 

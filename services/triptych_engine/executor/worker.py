@@ -36,6 +36,7 @@ from triptych_common.telemetry.logs import LogFormat, configure_logging
 
 from triptych_engine.executor.channel import Channel
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
+from triptych_engine.kv_offload.host_memory import HostMemory
 from triptych_engine.runner.place import ALONE, Place
 from triptych_engine.runner.verdicts import Verdicts
 from triptych_engine.scheduling.output import SchedulerOutput, StepResult
@@ -54,6 +55,8 @@ class WorkerConfig:
     #: Makes the executor, given what is known of the model, and the worker's place. Called in the worker.
     make_executor: Callable[[Verdicts, Place], Executor]
     place: Place = ALONE
+    #: File descriptors that the worker inherits.
+    descriptors: tuple[int, ...] = ()
     #: Verdicts, pickled, of an earlier worker with the same model and place; empty for the first one. The engine does not unpickle
     #: them: classes of the runner import torch.
     verdicts: bytes = b""
@@ -79,6 +82,7 @@ def executor_of_worker(
     path: Path,
     pooling: PoolingModel | None,
     engine_bytes: int,
+    host_memory: HostMemory | None,
     verdicts: Verdicts,
     place: Place,
 ) -> Executor:
@@ -86,12 +90,13 @@ def executor_of_worker(
 
     Args:
         engine_bytes: memory of the engine's process, of which a limit of the engine's memory holds, too.
+        host_memory: where blocks are that were evicted from the KV cache.
     """
     # These import torch, which the engine's own process does not need.
     from triptych_engine.executor.in_process import InProcessExecutor
     from triptych_engine.runner.config import runner_config, share_of_resources
 
-    config = runner_config(settings, model, path, pooling)
+    config = runner_config(settings, model, path, pooling, host_memory)
     if settings.memory_limit is not None:  # otherwise it is what is available, which is without that process
         config = replace(config, reserved_bytes=config.reserved_bytes + engine_bytes)
     if place.size > 1:

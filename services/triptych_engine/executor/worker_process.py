@@ -49,7 +49,7 @@ class WorkerProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "triptych_engine.executor.worker", *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(*descriptors, *shared),
+                pass_fds=(*descriptors, *shared, *config.descriptors),
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
         self.pid = self._process.pid

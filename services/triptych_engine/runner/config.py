@@ -12,6 +12,7 @@ from triptych_common.host.cores import num_usable_cores
 from triptych_common.host.memory import private_memory, usable_memory
 from triptych_common.model.pooling import PoolingModel
 
+from triptych_engine.kv_offload.host_memory import HostMemory
 from triptych_engine.runner.place import ALONE, Place
 from triptych_engine.settings import EngineSettings
 
@@ -59,6 +60,8 @@ class RunnerConfig:
     lora_dir: Path | None = None
     #: Adapters that may be loaded at once.
     max_loras: int = 8
+    #: Where blocks are that were evicted from the KV cache.
+    host_memory: HostMemory | None = None
 
 
 def share_of_resources(config: RunnerConfig) -> RunnerConfig:
@@ -93,7 +96,11 @@ def share_of_resources(config: RunnerConfig) -> RunnerConfig:
 
 
 def runner_config(
-    settings: EngineSettings, model: common_pb2.ModelInfo, path: Path, pooling: PoolingModel | None = None
+    settings: EngineSettings,
+    model: common_pb2.ModelInfo,
+    path: Path,
+    pooling: PoolingModel | None = None,
+    host_memory: HostMemory | None = None,
 ) -> RunnerConfig:
     """The configuration that follows from an engine's settings. Raises StartupError.
 
@@ -117,7 +124,8 @@ def runner_config(
         kv_cache_bytes=settings.kv_cache_memory,
         memory_limit=settings.memory_limit or usable_memory().available + private_memory(),
         memory_utilization=settings.memory_utilization,
-        reserved_bytes=settings.embedding_cache_memory if settings.encoder_addresses else 0,
+        reserved_bytes=(settings.embedding_cache_memory if settings.encoder_addresses else 0)
+        + (host_memory.num_bytes if host_memory is not None else 0),
         dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
         kv_cache_dtype=None if settings.kv_cache_dtype == "auto" else getattr(torch, settings.kv_cache_dtype),
         prefault_kv_cache=settings.prefault_kv_cache,
@@ -129,6 +137,7 @@ def runner_config(
         pooling=pooling,
         lora_dir=settings.lora_dir,
         max_loras=settings.max_loras,
+        host_memory=host_memory,
         num_threads=num_threads,
         num_threads_while_encoding=num_threads and min(num_threads, settings.num_threads_while_encoding or num_threads),
     )

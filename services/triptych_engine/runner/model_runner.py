@@ -10,6 +10,7 @@ import torch
 
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner.attention.paged import AttentionBackend
+from triptych_engine.runner.block_copies import HostBlocks, bytes_of_block, layout_of
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.constraint_cache import constraint_cache
 from triptych_engine.runner.cpu.kernels import CpuKernels
@@ -66,6 +67,7 @@ class ModelRunner:
         self._model, self._backend, self._media = parts.model, parts.backend, parts.media
         self._cache_dtype, self._recorder, self._agree = parts.cache_dtype, parts.recorder, parts.agree
         self._graphs: GraphedDecode | None = None
+        self._host_blocks: HostBlocks | None = None
         self._is_warm = False
         self._errors: dict[str, str] = {}  # request_id -> why it cannot be computed; of the current step
         self._batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size)
@@ -90,9 +92,21 @@ class ModelRunner:
         size = traits.hidden_size * (1 + traits.num_deepstack) if isinstance(traits, MediaTraits) else 1
         return size * self._model.dtype.itemsize
 
+    @property
+    def block_bytes(self) -> int:
+        """Size of a block of the KV cache."""
+        return bytes_of_block(self._backend.blocks())
+
+    @property
+    def kv_layout(self) -> str:
+        """What the bytes of a block mean."""
+        return layout_of(self._backend.name, self._backend.blocks())
+
     def allocate_cache(self) -> None:
         """Allocate the memory of the KV cache."""
         self._backend.allocate(self._model.layers, self.num_blocks, self.config.block_size, self._cache_dtype)
+        if (memory := self.config.host_memory) is not None:
+            self._host_blocks = HostBlocks(memory, self.config.place, self._backend.blocks())
         if self._graphs is not None:
             self._graphs.record()
         if self._is_warm:
@@ -102,6 +116,7 @@ class ModelRunner:
         """Free the memory of the KV cache. No sequence may be running."""
         if self._graphs is not None:
             self._graphs.forget()
+        self._host_blocks = None
         self._backend.free()
 
     # -- one step -------------------------------------------------------------------------------------------------------------
@@ -115,6 +130,11 @@ class ModelRunner:
         """
         self._set_threads(scheduled.awaits_embeddings)
         self._update_states(scheduled)
+        if self._host_blocks is not None:
+            if scheduled.stores:
+                self._host_blocks.store(scheduled.stores)
+            if scheduled.loads:
+                self._host_blocks.load(scheduled.loads)
         if not scheduled.num_scheduled_tokens:
             return ModelOutput()
         inputs = self._batch.gather(scheduled, self._lora_rows.order)

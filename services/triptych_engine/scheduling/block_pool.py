@@ -7,7 +7,7 @@ the block that has been free for the longest time is allocated first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 #: What a block depends on besides its tokens, as vLLM's KV events name it: media as (identifier, offset in the block), or a digest.
@@ -55,6 +55,8 @@ class BlockPool:
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}  # hash -> the block that holds that prefix
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # least recently used first
+        #: Called with each block that is about to be overwritten, and the prefix that it caches.
+        self.on_evicted: Callable[[int, bytes], None] = lambda block, block_hash: None
         #: Prefixes that were added to the index (True) or removed from it since `take_changes`; None while nobody watches.
         self._changes: dict[bytes, bool] | None = None
         self._num_changes = 0
@@ -138,6 +140,7 @@ class BlockPool:
             del self._block_of[block_hash]
             self._hash_of[block] = None
             self._note(block_hash, False)
+            self.on_evicted(block, block_hash)
             if self._events is not None:
                 self._note_removed(self._events, block_hash)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from triptych.errors import NeverFitsError
 from triptych_common.model.blocks import hash_block, root_hash
 
+from triptych_engine.kv_offload.host_tier import HostTier
+from triptych_engine.scheduling.block_copies import BlockCopies
 from triptych_engine.scheduling.block_pool import BlockPool
 from triptych_engine.scheduling.request import Request
 
@@ -18,11 +20,14 @@ class KVCacheManager:
         num_blocks: total number of blocks.
         block_size: tokens per block.
         enable_prefix_caching: let requests share the blocks of equal prefixes.
+        tier: keeps blocks that are evicted.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, tier: HostTier | None = None) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
+        #: Between the cache and the tier; None without one.
+        self.copies = None if tier is None else BlockCopies(self.pool, tier)
         self._caching = enable_prefix_caching
         #: Hashes of blocks that running requests compute now -> the priority of the request.
         self._computing: dict[bytes, int] = {}
@@ -71,6 +76,34 @@ class KVCacheManager:
                 break
             awaited = block_hash
         return awaited
+
+    def num_offloaded(self, request: Request, cached_blocks: list[int]) -> int:
+        """How many blocks behind its cached prefix the tier holds."""
+        if self.copies is None or not self._shares(request):
+            return 0
+        return self.copies.tier.num_found(self._behind(request, cached_blocks))
+
+    def load(self, request: Request, cached_blocks: list[int]) -> bytes | None:
+        """Begin to load the blocks behind a request's cached prefix from the tier. Enough must be free. Returns the hash of the
+        last one, which the request can wait for; None if they are no longer there."""
+        if self.copies is None:
+            raise AssertionError("there is no tier to load from")
+        request.has_loaded = True
+        first, hashes = len(cached_blocks), self._behind(request, cached_blocks)
+
+        def on_loaded(blocks: Sequence[int]) -> None:
+            for index, block in enumerate(blocks, first):
+                if self.pool.cache(block, request.block_hashes[index]) and self.pool.records_events:
+                    self._note_stored(request, index)
+            self._settle(request, first, first + num_loading)
+
+        num_loading = self.copies.load(cached_blocks, hashes, on_loaded)
+        for block_hash in hashes[:num_loading]:
+            self._computing.setdefault(block_hash, request.priority)
+        return hashes[num_loading - 1] if num_loading else None
+
+    def _behind(self, request: Request, cached_blocks: list[int]) -> list[bytes]:
+        return request.block_hashes[len(cached_blocks) : (request.num_tokens - 1) // self.block_size]
 
     def can_allocate(self, request: Request, cached_blocks: list[int]) -> bool:
         """Whether enough blocks are free for all tokens of a request that holds none."""

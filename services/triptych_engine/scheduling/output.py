@@ -67,6 +67,10 @@ class SchedulerOutput:
     dropped: list[str] = field(default_factory=list)
     #: request_id -> embeddings that replace some of its scheduled tokens.
     embeddings: dict[str, list[EmbeddingSlice]] = field(default_factory=dict)
+    #: Pairs of a block of the KV cache and a slot of the tier: blocks to store before this step overwrites them.
+    stores: list[tuple[int, int]] = field(default_factory=list)
+    #: The same: blocks to load behind that, before tokens are computed.
+    loads: list[tuple[int, int]] = field(default_factory=list)
     #: Number of sequences that compute only their newest token.
     num_decoding: int = 0
     #: Number of tokens of all other sequences.
@@ -81,7 +85,7 @@ class SchedulerOutput:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing for the executor to do."""
-        return not (self.num_scheduled_tokens or self.dropped)
+        return not (self.num_scheduled_tokens or self.dropped or self.stores or self.loads)
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from triptych_engine.scheduling.prompt_policy import (
     Decision,
     Fail,
     Follow,
+    Load,
     Park,
     PromptPolicy,
     Reserve,
@@ -70,6 +71,8 @@ class StepPlanner:
     def has_work(self) -> bool:
         """Whether something can be computed now, given the results that are known."""
         plan = StepPlan(self._gate, self._max_num_batched_tokens, self._max_num_batched_tokens, None, can_chunk=self._can_chunk)
+        if (copies := self._kv_cache.copies) is not None and copies.has_work:
+            return True
         if any(request.decodes and plan.chunk(request, request.num_scheduled_tokens) for request in self._states.running):
             return True
         decisions = self._prompts.decide(plan, may_admit=True, shortest_first=self._shortest_first)
@@ -103,6 +106,8 @@ class StepPlanner:
             self._carry_out(plan, decision)
         self._reservation = plan.next_reservation
         self._had_prompts = plan.output.num_prompt_tokens > 0
+        if (copies := self._kv_cache.copies) is not None:
+            plan.output.stores, plan.output.loads = copies.take(beside_decoding=plan.output.num_decoding > 0)
         return plan
 
     def park_unless_ready(self, request: Request) -> None:
@@ -182,13 +187,13 @@ class StepPlanner:
                 plan.reserve(request, num_tokens)
             case Fail(request, error):
                 self._fail(plan, request, error)
-            case Compute(request) | Admit(request) | Park(request) | Follow(request):
+            case Compute(request) | Admit(request) | Park(request) | Follow(request) | Load(request):
                 try:
                     self._advance(plan, decision)
                 except Exception as error:
                     self._fail(plan, request, error)
 
-    def _advance(self, plan: StepPlan, decision: Compute | Admit | Park | Follow) -> None:
+    def _advance(self, plan: StepPlan, decision: Compute | Admit | Park | Follow | Load) -> None:
         match decision:
             case Compute(request, num_tokens):
                 plan.put(request, num_tokens)
@@ -201,6 +206,9 @@ class StepPlanner:
                 self._states.park(request, start)
             case Follow(request, block_hash):
                 self._states.follow(request, block_hash)
+            case Load(request, cached_blocks):
+                if (last := self._kv_cache.load(request, cached_blocks)) is not None:
+                    self._states.follow(request, last)
 
     def _fail(self, plan: StepPlan, request: Request, error: Exception) -> None:
         """End a request that raised an error, so that the others can continue."""

@@ -66,6 +66,14 @@ class Follow:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """Load blocks of a waiting request from the second tier. It waits for them."""
+
+    request: Request
+    cached_blocks: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class SettleReservation:
     """All requests may use what is left of the reserved room."""
 
@@ -78,7 +86,7 @@ class Fail:
     error: Exception
 
 
-Decision = Compute | Admit | Park | Follow | Reserve | SettleReservation | Fail
+Decision = Compute | Admit | Park | Follow | Load | Reserve | SettleReservation | Fail
 
 
 class PromptPolicy:
@@ -124,7 +132,7 @@ class PromptPolicy:
                     may_admit = len(held) < _MAX_HELD and self._shares.may_be_passed(waiting)
                     continue
                 yield from decisions
-                may_admit = any(isinstance(decision, (Admit, Park, Follow, Fail)) for decision in decisions)
+                may_admit = any(isinstance(decision, (Admit, Park, Follow, Load, Fail)) for decision in decisions)
             else:
                 break
 
@@ -191,7 +199,8 @@ class PromptPolicy:
             awaited = None if request.media.items else self._kv_cache.awaited_block(request, cached_blocks)
             if awaited is not None:
                 return [Follow(request, awaited)]
-            if start < request.media.end:
+            num_offloaded = 0 if request.has_loaded else self._kv_cache.num_offloaded(request, cached_blocks)
+            if start < request.media.end and not num_offloaded:
                 num_blocks = self._kv_cache.num_blocks_for(request.num_tokens)
                 if not self._gate.may_start(request, start, num_blocks):
                     return [Park(request, start)]
@@ -200,6 +209,8 @@ class PromptPolicy:
             can_allocate = num_blocks <= self._kv_cache.pool.num_free_blocks
             if not can_allocate or not self._shares.may_admit(request, num_blocks, passed):
                 return None
+            if num_offloaded:
+                return [Load(request, cached_blocks)]
             if num_tokens := plan.chunk(request, start):
                 return [Admit(request, cached_blocks, num_tokens)]
             return self._reserve(plan, request, start)

@@ -135,6 +135,8 @@ class Request:
     num_unknown_tokens: int = 0
     #: A step in flight may return more than one token. The start of the next step is not known until its result arrives.
     awaits_result: bool = False
+    #: Blocks of it were loaded from the tier since it began to wait. What is missing then is computed.
+    has_loaded: bool = False
     #: Prompt tokens that were found in the prefix cache at the first admission; not those of the carried output.
     num_cached_tokens: int | None = None
     num_preemptions: int = 0

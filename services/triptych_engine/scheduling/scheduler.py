@@ -179,6 +179,8 @@ class Scheduler:
     def reset_caches(self) -> int:
         """Drop cached prefixes and unused embeddings; returns how many prefixes were dropped."""
         self.embeddings.clear_unused()
+        if self.kv_cache.copies is not None:
+            self.kv_cache.copies.tier.clear()
         return self.kv_cache.pool.reset_cache()
 
     def _unpark(self, request_ids: Iterable[str]) -> None:
@@ -222,7 +224,8 @@ class Scheduler:
     def observe(self, scheduled: SchedulerOutput, step_s: float) -> None:
         """Learn how long a step took."""
         self.statistics.completed(scheduled, step_s)
-        if self._pacer is not None and scheduled.num_scheduled_tokens:
+        has_copies = scheduled.stores or scheduled.loads  # they take time that tokens do not
+        if self._pacer is not None and scheduled.num_scheduled_tokens and not has_copies:
             # A draft token costs about what a sequence more does: its layers and its logits.
             num_decoding = scheduled.num_decoding + scheduled.num_draft_tokens
             self._pacer.observe(num_decoding, scheduled.num_prompt_tokens, step_s, encoding=scheduled.awaits_embeddings)
@@ -233,6 +236,7 @@ class Scheduler:
         If a request raises an error, only that request fails.
         """
         outputs, now = [], time.monotonic()
+        self._copied(scheduled)
         for one in self._live_of(scheduled):
             try:
                 output = self._update_request(one, result, now)
@@ -248,6 +252,7 @@ class Scheduler:
 
     def fail_step(self, scheduled: SchedulerOutput, error: TriptychError) -> list[SequenceOutput]:
         """End the requests of a step that failed. Returns their last outputs."""
+        self._copied(scheduled, failed=True)
         return [self._finish(one.request, FinishReason.ERROR, error) for one in self._live_of(scheduled)]
 
     def restart(self, lost: Iterable[SchedulerOutput], error: TriptychError) -> list[SequenceOutput]:
@@ -257,15 +262,24 @@ class Scheduler:
         that it is not the reason. One in whose step the executor is lost then ends with the error, and so does one that was
         concerned for the third time. Returns their last outputs.
         """
+        lost = list(lost)
+        for scheduled in lost:
+            self._copied(scheduled, failed=True)
         concerned = {one.request.request_id: one.request for scheduled in lost for one in self._live_of(scheduled)}
         reasons = self._states.suspects.lost(concerned.values())
         outputs = [self._finish(request, FinishReason.ERROR, error) for request in reasons]
         self.kv_cache.pool.reset_cache()  # first: a request that waits is told which blocks it will find
+        if self.kv_cache.copies is not None:
+            self.kv_cache.copies.lost()
         for request in list(self._states.running):
             self._states.preempt(request)
             self._planner.park_unless_ready(request)
         self._states.take_dropped()
         return outputs
+
+    def _copied(self, scheduled: SchedulerOutput, *, failed: bool = False) -> None:
+        if self.kv_cache.copies is not None:
+            self.kv_cache.copies.completed(scheduled.stores, scheduled.loads, failed=failed)
 
     def _live_of(self, scheduled: SchedulerOutput) -> list[ScheduledRequest]:
         """The requests of a step that is over, without those that ended while it ran."""

@@ -107,7 +107,7 @@ class RequestStates:
         self._media.restart(request, start)
 
     def follow(self, request: Request, block_hash: bytes) -> None:
-        """Waiting -> parked: it waits for a block that another request computes. It must be without media."""
+        """Waiting -> parked: it waits for a block that another request computes, or that is being loaded."""
         self._check(request, "follow")
         self.waiting.remove(request.request_id)
         request.status = _PARKED
@@ -180,9 +180,11 @@ class RequestStates:
     def _wait(self, request: Request) -> None:
         request.status = _WAITING
         self.waiting.push(request)
+        request.has_loaded = False
         if request.media.items:
             cached_blocks = self._kv_cache.find_cached_prefix(request)
-            self._media.want(request, len(cached_blocks) * self._kv_cache.block_size)
+            num_blocks = len(cached_blocks) + self._kv_cache.num_offloaded(request, cached_blocks)
+            self._media.want(request, num_blocks * self._kv_cache.block_size)
 
     def _stop_running(self, request: Request) -> None:
         self.running.remove(request)
@@ -208,7 +210,9 @@ class RequestStates:
             raise AssertionError("the running requests are not in order")
         live = set(self.live.values())
         self.in_flight.check_integrity(live)
-        self._kv_cache.pool.check_integrity(request.block_ids for request in live | self.in_flight.requests)
+        copies = self._kv_cache.copies
+        holders = [request.block_ids for request in live | self.in_flight.requests]
+        self._kv_cache.pool.check_integrity([*holders, *([] if copies is None else copies.holders)])
         self._media.check_integrity(set(self.live))
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 from triptych.v1 import common_pb2, engine_pb2
+from triptych_engine.kv_offload.host_memory import HostMemory
+from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.media.item import Bidirectional, MediaTraits, Modality
 from triptych_engine.rpc.convert_media import to_prompt_media
 from triptych_engine.scheduling.kv_cache import KVCacheManager
@@ -96,9 +98,10 @@ def a_scheduler(
     max_embeddings: int = 1000,
     enable_prefix_caching: bool = True,
     pacer: StepPacer | None = None,
+    tier: HostTier | None = None,
 ) -> Scheduler:
     return Scheduler(
-        KVCacheManager(num_blocks, block_size, enable_prefix_caching),
+        KVCacheManager(num_blocks, block_size, enable_prefix_caching, tier),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_waiting=max_waiting,
@@ -107,6 +110,11 @@ def a_scheduler(
         pacer=pacer,
         drafter=FixedDrafter(num_drafts) if num_drafts else None,
     )
+
+
+def a_host_tier(num_slots: int, slot_bytes: int = 1 << 10) -> HostTier:
+    """A tier with a multiple of four slots."""
+    return HostTier(HostMemory.create(num_slots * slot_bytes), [slot_bytes])
 
 
 def a_tiny_llama_config(**overrides: Any) -> LlamaConfig:

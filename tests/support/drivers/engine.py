@@ -20,6 +20,8 @@ from triptych_engine.executor.in_process import InProcessExecutor
 from triptych_engine.executor.multiproc import MultiprocExecutor
 from triptych_engine.executor.protocol import ExecutorInfo
 from triptych_engine.executor.worker import WorkerConfig
+from triptych_engine.kv_offload.host_memory import HostMemory
+from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.model_runner import ModelRunner
@@ -79,11 +81,12 @@ class EngineDriver:
         quantization: str = "none",
         batch_invariant: bool = False,
         lora_dir: Path | None = None,
+        host_memory: HostMemory | None = None,
     ) -> None:
         self.config = RunnerConfig(
             path, "test", max_model_len, max_num_seqs, 2048, block_size, 1 << 30, dtype=dtype, attention=attention,
             device=torch.device(device), quantization=quantization, batch_invariant=batch_invariant,
-            lora_dir=lora_dir,
+            lora_dir=lora_dir, host_memory=host_memory,
         )  # fmt: skip
         self.runner = build_runner(self.config)
         self.num_blocks = num_blocks
@@ -92,7 +95,10 @@ class EngineDriver:
         self.executor = self._in_a_worker() if IN_A_WORKER else InProcessExecutor(self.config, self.runner)
 
     def _in_a_worker(self) -> MultiprocExecutor:
-        executor = MultiprocExecutor(WorkerConfig(partial(_executor_of_worker, self.config, self.num_blocks)))
+        memory = self.config.host_memory
+        descriptors = () if memory is None else (memory.descriptor,)
+        make = partial(_executor_of_worker, self.config, self.num_blocks)
+        executor = MultiprocExecutor(WorkerConfig(make, descriptors=descriptors))
         weakref.finalize(self, executor.close)
         executor.load()
         return executor
@@ -104,9 +110,10 @@ class EngineDriver:
         num_blocks: int | None = None,
         caching: bool = True,
         drafter: Drafter | None = None,
+        tier: HostTier | None = None,
     ) -> Scheduler:
         return Scheduler(
-            KVCacheManager(num_blocks or self.num_blocks, self.config.block_size, caching),
+            KVCacheManager(num_blocks or self.num_blocks, self.config.block_size, caching, tier),
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=10_000,

@@ -36,7 +36,7 @@ class PoolingDriver:
         config = runner_config(settings, self.info, path, self.pooling)
         self.executor: Executor = InProcessExecutor(config)
         if IN_A_WORKER:
-            worker = WorkerConfig(partial(executor_of_worker, settings, self.info, path, self.pooling, 0))
+            worker = WorkerConfig(partial(executor_of_worker, settings, self.info, path, self.pooling, 0, None))
             self.executor = MultiprocExecutor(worker)
             weakref.finalize(self, self.executor.close)
         loaded = self.executor.load()

@@ -19,6 +19,7 @@ from typing import Any
 
 from triptych_common.constraints.spec import ConstraintSpec
 from triptych_engine.executor.protocol import ExecutorInfo, WorkerLostError
+from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.media.item import Embeddings, EmbeddingTensor, PromptMedia
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
 from triptych_engine.scheduling.request import SamplingParams, TokenLogprobs
@@ -90,10 +91,11 @@ class FakeRunner:
 
     Args:
         block_size: tokens per block, same as the scheduler's.
+        tier: the scheduler's second tier. A block's slot has the eight bytes of each of its tokens' numbers.
     """
 
-    def __init__(self, block_size: int = 4) -> None:
-        self._block_size = block_size
+    def __init__(self, block_size: int = 4, tier: HostTier | None = None) -> None:
+        self._block_size, self._tier = block_size, tier
         self._cache: dict[tuple[int, int], int] = {}  # (block, offset) -> hash of the sequence up to the token in this slot
         self.sequences: dict[str, FakeSequence] = {}  # request_id -> sequence
         self._in_flight: list[FakeStep] = []
@@ -115,6 +117,11 @@ class FakeRunner:
         self.model_loaded = True
         self.compilations: dict[ConstraintSpec, Future[Any]] = {}
         self.loras: dict[str, Future[Any]] = {}
+
+    @property
+    def copies_in_flight(self) -> bool:
+        """Whether steps in flight read or write the tier."""
+        return any(step.scheduled.stores or step.scheduled.loads for step in self._in_flight)
 
     def load(self) -> ExecutorInfo:
         return ExecutorInfo(VOCAB_SIZE, 64, self._block_size, "the fake takes no media", 256, 4, None)
@@ -165,6 +172,7 @@ class FakeRunner:
         for request_id in scheduled.dropped:
             self.sequences.pop(request_id, None)
         given = [block for blocks in scheduled.new_block_ids.values() for block in blocks]
+        given += [block for block, _ in scheduled.loads]
         for new in scheduled.new:
             assert new.request_id not in self.sequences
             given += new.block_ids[new.num_computed_tokens // self._block_size :]
@@ -176,11 +184,11 @@ class FakeRunner:
         for request_id, blocks in scheduled.new_block_ids.items():
             self.sequences[request_id].blocks += blocks
         assert not any(step.written.intersection(given) for step in self._in_flight), "a block that is written to is given away"
-        if scheduled.num_scheduled_tokens and self.fail_next_launch is not None:
+        if not scheduled.is_empty and self.fail_next_launch is not None:
             error, self.fail_next_launch = self.fail_next_launch, None
             self._lose(scheduled)
             raise error
-        step = FakeStep(scheduled, [], set())
+        step = FakeStep(scheduled, [], {block for block, _ in scheduled.loads})
         for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
             sequence = self.sequences[request_id]
             assert num_tokens > 0
@@ -202,7 +210,7 @@ class FakeRunner:
     def sample(self, step_id: int) -> None:
         step = self._in_flight[-1]
         assert step.scheduled.step_id == step_id, "the step that was launched last is sampled"
-        if step.chunks and self.fail_next_sample is not None:
+        if not step.scheduled.is_empty and self.fail_next_sample is not None:
             error, self.fail_next_sample = self.fail_next_sample, None
             self._in_flight.pop()
             self._lose(step.scheduled)
@@ -218,7 +226,8 @@ class FakeRunner:
         assert step.scheduled.step_id == step_id, "results are asked for in order"
         assert step.is_sampled
         result = StepResult()
-        if not step.chunks:
+        self._copy(step.scheduled)
+        if not (step.chunks or step.scheduled.loads):
             return result
         assert self.cache_allocated
         if self.gate is not None:
@@ -253,6 +262,16 @@ class FakeRunner:
                 if sequence.request_id not in result.errors:
                     result.token_ids[sequence.request_id] = tokens
         return result
+
+    def _copy(self, scheduled: SchedulerOutput) -> None:
+        if self._tier is None:
+            return
+        for block, slot in scheduled.stores:
+            numbers = array("q", (self._cache.get((block, offset), 0) for offset in range(self._block_size)))
+            self._tier.bytes_of(slot)[0][: 8 * self._block_size] = numbers.tobytes()
+        for block, slot in scheduled.loads:
+            for offset, number in enumerate(array("q", bytes(self._tier.bytes_of(slot)[0][: 8 * self._block_size]))):
+                self._cache[block, offset] = number
 
     def _sample(self, sequence: FakeSequence, end: int, most: int) -> list[int]:
         """The next tokens. Writes the cache for all but the last, and invalid entries for the guesses after it that prove wrong."""

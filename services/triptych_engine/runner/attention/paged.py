@@ -74,6 +74,10 @@ class AttentionBackend(Protocol):
         """Free the memory of the cache."""
         ...
 
+    def blocks(self) -> list[torch.Tensor]:
+        """The memory of the cache, layer by layer: [num_blocks, ...], of which each block is contiguous. Empty if it is freed."""
+        ...
+
     def begin(self, metadata: AttentionMetadata) -> None:
         """Prepare a step."""
         ...
@@ -219,6 +223,9 @@ class TorchAttention:
 
     def free(self) -> None:
         self._cache = {}
+
+    def blocks(self) -> list[torch.Tensor]:
+        return [part.unflatten(0, (-1, self._block_size)) for pair in self._cache.values() for part in pair]
 
     def begin(self, metadata: AttentionMetadata) -> None:
         self._slots = torch.from_numpy(metadata.slots).to(self._device)

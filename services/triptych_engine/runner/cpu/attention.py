@@ -61,6 +61,9 @@ class CpuAttention:
         self._stop_prefault()
         self._cache, self._addresses = {}, {}
 
+    def blocks(self) -> list[torch.Tensor]:
+        return [part for pair in self._cache.values() for part in pair]
+
     def _stop_prefault(self) -> None:
         if self._prefault is not None:
             self._prefault.stop()

@@ -56,6 +56,10 @@ class CudaAttention:
     def free(self) -> None:
         self._cache = {}
 
+    def blocks(self) -> list[torch.Tensor]:
+        parts = [part[: self._scratch_slot] for pair in self._cache.values() for part in pair]
+        return [part.unflatten(0, (-1, self._block_size)) for part in parts]
+
     @property
     def scratch_slot(self) -> int:
         """First slot of the scratch block, which belongs to no sequence. Padding rows write there."""

@@ -6,7 +6,7 @@ import io
 import pickle
 from dataclasses import fields
 
-from support.builders.engine import a_media_request, a_request, a_scheduler
+from support.builders.engine import a_host_tier, a_media_request, a_request, a_scheduler
 from support.fakes.runner import FakeRunner, fake_embeddings
 from triptych_engine.scheduling.output import SchedulerOutput
 from triptych_engine.scheduling.request import Request
@@ -26,13 +26,15 @@ def pickled(output: SchedulerOutput) -> bytes:
 
 
 def test_a_scheduler_output_is_the_same_after_a_journey_and_holds_no_request():
-    scheduler, runner = a_scheduler(num_blocks=12, num_drafts=2, max_num_batched_tokens=64), FakeRunner()
+    tier = a_host_tier(64)
+    scheduler = a_scheduler(num_blocks=12, num_drafts=2, max_num_batched_tokens=64, tier=tier)
+    runner = FakeRunner(tier=tier)
     scheduler.add(a_request("text", list(range(10)), max_tokens=12))
     scheduler.add(a_request("other", list(range(20, 29)), max_tokens=12, logit_bias={3: 1.0}))
     scheduler.add(a_media_request("picture", [1, (b"cat", (6,)), 2], max_tokens=12))
     for order in scheduler.take_fetches()[0]:
         scheduler.arrive(order.number, fake_embeddings(order.key, order.num_tokens))
-    seen = set()
+    seen, later = set(), [a_request("again", list(range(10)), max_tokens=2), a_request("long", [9] * 40, max_tokens=2)]
     while scheduler.has_work:
         output = scheduler.schedule()
         data = pickled(output)
@@ -40,5 +42,7 @@ def test_a_scheduler_output_is_the_same_after_a_journey_and_holds_no_request():
         assert pickled(again) == data
         seen |= {field.name for field in fields(output) if getattr(output, field.name)}
         scheduler.update_from_output(output, runner.execute(again))
+        if not scheduler.has_work and later:
+            scheduler.add(later.pop())
     assert scheduler.num_preemptions > 0
     assert seen == {field.name for field in fields(SchedulerOutput)} - {"awaits_embeddings"}, "each field was put to the test"

@@ -11,7 +11,7 @@ from collections import deque
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.builders.engine import a_media_request, a_scheduler
+from support.builders.engine import a_host_tier, a_media_request, a_scheduler
 from support.fakes.runner import FakeRunner, expected_output, fake_embeddings, seen
 from triptych.errors import EmbeddingUnavailableError, InternalError, NeverFitsError, QueueFullError
 from triptych_engine.media.item import Bidirectional, FetchOrder
@@ -41,6 +41,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         paced=st.booleans(),
         max_in_flight=st.sampled_from([0, 1, 1, 2]),
         num_drafts=st.sampled_from([0, 0, 1, 4]),
+        num_slots=st.sampled_from([0, 4, 8, 64]),
     )
     def start(
         self,
@@ -54,9 +55,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         paced: bool,
         max_in_flight: int,
         num_drafts: int,
+        num_slots: int,
     ) -> None:
         self.max_in_flight = max_in_flight  # steps that are left to run while the next is scheduled
         self.in_flight: deque[SchedulerOutput] = deque()
+        self.tier = a_host_tier(num_slots) if num_slots else None
         self.scheduler = a_scheduler(
             num_blocks,
             4,
@@ -67,13 +70,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_drafts=num_drafts,
             enable_prefix_caching=caching,
             max_embeddings=max_embeddings,
+            tier=self.tier,
             # About two prompt tokens beside each one that decodes.
             pacer=StepPacer(StepCosts(1.0, 1.0, 0.5), max_step_s=8.0, min_prompt_tokens=2) if paced else None,
         )
         self.bidirectional = bidirectional
         self.orders: dict[int, FetchOrder] = {}  # those that are neither fetched nor cancelled
         self.old_orders: list[int] = []
-        self.runner = FakeRunner()
+        self.runner = FakeRunner(tier=self.tier)
         self.num_blocks = num_blocks
         self.requests: dict[str, Request] = {}
         self.tokens: dict[str, list[int]] = {}
@@ -192,6 +196,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     def forget_prefixes(self) -> None:
         self.scheduler.kv_cache.pool.reset_cache()
 
+    @rule(data=st.data())
+    def damage_a_slot(self, data: st.DataObject) -> None:
+        if self.tier is not None and (slots := sorted(self.tier._ready.values())):
+            slot = self.tier.bytes_of(data.draw(st.sampled_from(slots)))[0]
+            if not self.runner.copies_in_flight:
+                slot[data.draw(st.integers(0, 31))] ^= 1
+
+    @rule()
+    def forget_everything(self) -> None:
+        self.scheduler.reset_caches()
+
     @rule(data=st.data(), succeeds=st.integers(0, 5).map(lambda n: n > 0))
     def embeddings_arrive(self, data: st.DataObject, succeeds: bool) -> None:
         self._fetch()
@@ -272,6 +287,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def all_agree(self) -> None:
         if hasattr(self, "scheduler"):
             self.scheduler.check_integrity()
+            if self.tier is not None:
+                self.tier.check_integrity()
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
@@ -286,6 +303,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.check_integrity()
         assert set(self.ended) == set(self.requests), "every request ends"
         assert self.scheduler.kv_cache.pool.num_free_blocks == self.num_blocks, "no block leaks"
+        assert self.tier is None or not self.tier._pins, "no slot stays in use"
         assert self.runner.sequences == {}, "the runner forgets what ended"
         assert not self.scheduler.embeddings.owner_ids(), "embeddings are let go"
         for request_id, reason in self.ended.items():

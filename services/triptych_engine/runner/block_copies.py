@@ -1,0 +1,59 @@
+"""Copies blocks between the KV cache and the host's memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+from triptych_engine.kv_offload.host_memory import HostMemory
+from triptych_engine.runner.place import Place
+
+
+def bytes_of_block(parts: Sequence[torch.Tensor]) -> int:
+    """Size of a block.
+
+    Args:
+        parts: see `AttentionBackend.blocks`.
+    """
+    return sum(part[0].nbytes for part in parts)
+
+
+def layout_of(name: str, parts: Sequence[torch.Tensor]) -> str:
+    """What the bytes of a block mean: equal for engines that can use each other's."""
+    shapes = ";".join(f"{part.dtype}{list(part.shape[1:])}" for part in parts)
+    return f"{name}:{hashlib.sha256(shapes.encode()).hexdigest()[:16]}"
+
+
+class HostBlocks:
+    """The slots of this process' part of the host's memory.
+
+    Args:
+        parts: the memory of the KV cache, as of `AttentionBackend.blocks`.
+    """
+
+    def __init__(self, memory: HostMemory, place: Place, parts: Sequence[torch.Tensor]) -> None:
+        # Whole words are copied several times as fast as bytes.
+        word = torch.int64 if all(part[0].nbytes % 8 == 0 for part in parts) else torch.uint8
+        self._parts = [part.flatten(1).view(word) for part in parts]
+        size = sum(part.shape[1] for part in self._parts)
+        words = torch.frombuffer(memory.map_part(place.rank, place.size), dtype=word)
+        num_slots = len(words) // size
+        self._slots = words[: num_slots * size].view(num_slots, size)
+
+    def store(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks to slots, given as pairs. Waits for the device."""
+        blocks, slots = torch.tensor(copies).unbind(1)
+        for part, slices in self._columns():
+            slices[slots] = part[blocks.to(part.device)].cpu()
+
+    def load(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy slots to blocks, given as pairs of a block and a slot."""
+        blocks, slots = torch.tensor(copies).unbind(1)
+        for part, slices in self._columns():
+            part[blocks.to(part.device)] = slices[slots].to(part.device)
+
+    def _columns(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        sizes = [part.shape[1] for part in self._parts]
+        return list(zip(self._parts, self._slots.split(sizes, dim=1), strict=True))

@@ -1,0 +1,139 @@
+"""Copies between the KV cache and the second tier of the prefix cache.
+
+A block that is evicted is stored in the tier: the executor copies it before the step that overwrites it. A prompt whose beginning
+is in the tier waits until it is loaded. The load is like a request that computes these blocks: it holds them, others wait for them
+as for any that are being computed, and at its end they are cached prefixes, which nobody holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from triptych_engine.kv_offload.host_tier import HostTier
+from triptych_engine.scheduling.block_pool import BlockPool
+
+#: What a step may load, in bytes, if sequences decode in it, and if none do. The first takes about 2 ms.
+_BYTES_BESIDE_DECODING, _BYTES_ALONE = 8 << 20, 64 << 20
+
+
+@dataclass(eq=False, slots=True)
+class BlockLoad:
+    """Blocks of one prompt that are being loaded, in order."""
+
+    #: Before them, in the KV cache already.
+    prefix: list[int]
+    blocks: list[int]
+    slots: list[int]
+    #: Called with those that were loaded, from the first one on, while all are still held.
+    on_loaded: Callable[[Sequence[int]], None]
+    #: So many may be loaded; then one is not as it was stored, or could not be loaded.
+    end: int = field(init=False)
+    num_issued: int = 0
+    num_in_flight: int = 0
+
+    def __post_init__(self) -> None:
+        self.end = len(self.blocks)
+
+
+class BlockCopies:
+    """Plans the copies of each step, and keeps track of them.
+
+    Args:
+        pool: the blocks of the KV cache.
+        tier: where other blocks are.
+    """
+
+    def __init__(self, pool: BlockPool, tier: HostTier) -> None:
+        self._pool, self.tier = pool, tier
+        pool.on_evicted = self._store
+        self._loads: list[BlockLoad] = []
+        self._load_of: dict[int, BlockLoad] = {}  # block that is being loaded -> its load
+        self._stores: list[tuple[int, int]] = []  # of the next step
+        block_bytes = sum(tier.block_bytes)
+        self._max_beside, self._max_alone = (max(1, size // block_bytes) for size in (_BYTES_BESIDE_DECODING, _BYTES_ALONE))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the next step has copies to make."""
+        return bool(self._stores) or any(load.num_issued < load.end for load in self._loads)
+
+    @property
+    def holders(self) -> list[Sequence[int]]:
+        """The blocks that each load holds."""
+        return [load.prefix + load.blocks for load in self._loads]
+
+    def load(self, prefix: list[int], hashes: Sequence[bytes], on_loaded: Callable[[Sequence[int]], None]) -> int:
+        """Begin to load blocks that the tier holds; so many must be free. Returns how many the tier still holds.
+
+        Args:
+            prefix: the blocks before them, in the KV cache.
+            on_loaded: see BlockLoad.
+        """
+        slots = self.tier.pin(hashes)
+        self._pool.hold(prefix)
+        blocks = self._pool.allocate(len(slots))
+        if blocks is None:
+            raise AssertionError("blocks that were counted as free could not be allocated")
+        load = BlockLoad(prefix, blocks, slots, on_loaded)
+        self._loads.append(load)
+        self._load_of.update((block, load) for block in blocks)
+        if not slots:
+            self._end(load)
+        return len(slots)
+
+    def take(self, *, beside_decoding: bool) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """The next step's copies as pairs of a block and a slot: those to store before, and those to load after these."""
+        stores, self._stores = self._stores, []
+        room, loads = self._max_beside if beside_decoding else self._max_alone, list[tuple[int, int]]()
+        for load in list(self._loads):
+            while room and load.num_issued < load.end:
+                number = load.num_issued
+                if not self.tier.is_intact(load.slots[number]):
+                    load.end = number
+                    break
+                loads.append((load.blocks[number], load.slots[number]))
+                load.num_issued += 1
+                load.num_in_flight += 1
+                room -= 1
+            if load.num_issued == load.end and not load.num_in_flight:
+                self._end(load)
+        return stores, loads
+
+    def completed(self, stores: Sequence[tuple[int, int]], loads: Sequence[tuple[int, int]], *, failed: bool) -> None:
+        """A step with these copies has ended."""
+        for _, slot in stores:
+            if failed:
+                self.tier.abandon(slot)
+            else:
+                self.tier.complete(slot)
+        for block, _ in loads:
+            load = self._load_of[block]
+            load.num_in_flight -= 1
+            if failed:
+                load.end = min(load.end, load.blocks.index(block))
+            if not load.num_in_flight and load.num_issued >= load.end:
+                self._end(load)
+
+    def lost(self) -> None:
+        """The KV cache was lost, after `completed` for all steps."""
+        for _, slot in self._stores:
+            self.tier.abandon(slot)
+        self._stores = []
+        for load in list(self._loads):
+            load.end = 0
+            self._end(load)
+
+    def _store(self, block: int, block_hash: bytes) -> None:
+        slot = self.tier.reserve(block_hash)
+        if slot is not None:
+            self._stores.append((block, slot))
+
+    def _end(self, load: BlockLoad) -> None:
+        self._loads.remove(load)
+        for block in load.blocks:
+            del self._load_of[block]
+        self.tier.statistics.num_loaded += load.end
+        self.tier.unpin(load.slots)
+        load.on_loaded(load.blocks[: load.end])
+        self._pool.release(load.prefix + load.blocks)

@@ -1,0 +1,189 @@
+"""Prefixes that the KV cache evicts are kept in the second tier, and loaded from it where a prompt begins with them."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from support.builders.engine import a_host_tier, a_request, a_scheduler
+from support.fakes.runner import FakeRunner, expected_output
+from triptych.errors import InternalError
+from triptych_engine.kv_offload.host_tier import HostTier
+from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput
+from triptych_engine.scheduling.pacer import StepPacer
+from triptych_engine.scheduling.request import Request
+from triptych_engine.scheduling.scheduler import Scheduler
+from triptych_engine.scheduling.step_costs import StepCosts
+
+LONG = [n % 50 for n in range(33)]  # eight blocks of four, and a token
+OTHER = [(7 * n + 3) % 50 for n in range(41)]
+
+
+class Run:
+    """A scheduler with a tier, and a runner that checks whose keys it reads."""
+
+    def __init__(self, num_blocks: int = 12, num_slots: int = 64, *, max_in_flight: int = 0, slot_bytes: int = 1 << 10) -> None:
+        self.tier: HostTier = a_host_tier(num_slots, slot_bytes)
+        pacer = StepPacer(StepCosts(1.0, 1.0, 0.5), max_step_s=8.0, min_prompt_tokens=2)
+        self.scheduler: Scheduler = a_scheduler(num_blocks, tier=self.tier, pacer=pacer)
+        self.runner = FakeRunner(tier=self.tier)
+        self.steps: list[SchedulerOutput] = []
+        self._max_in_flight, self._in_flight = max_in_flight, deque[SchedulerOutput]()
+
+    def step(self) -> list[SequenceOutput]:
+        scheduled = self.scheduler.schedule()
+        if not scheduled.is_empty:
+            self.steps.append(scheduled)
+            self.runner.launch(scheduled)
+            self.runner.sample(scheduled.step_id)
+            self._in_flight.append(scheduled)
+        outputs = []
+        while len(self._in_flight) > (0 if scheduled.is_empty else self._max_in_flight):
+            step = self._in_flight.popleft()
+            outputs += self.scheduler.update_from_output(step, self.runner.result(step.step_id))
+        self.scheduler.check_integrity()
+        self.tier.check_integrity()
+        return outputs
+
+    def text(self, *requests: Request) -> list[list[int]]:
+        """The outputs of requests that come at once, each checked."""
+        texts: dict[str, list[int]] = {request.request_id: [] for request in requests}
+        for request in requests:
+            self.scheduler.add(request)
+        while self.scheduler.has_work or self._in_flight:
+            for output in self.step():
+                texts[output.request_id] += output.token_ids
+        for request in requests:
+            assert texts[request.request_id] == expected_output(request.prompt_token_ids, request.sampling)
+        return list(texts.values())
+
+    @property
+    def num_loaded(self) -> int:
+        return sum(len(step.loads) for step in self.steps)
+
+
+@pytest.mark.parametrize("max_in_flight", [0, 1])
+def test_an_evicted_prefix_is_loaded_instead_of_computed(max_in_flight: int):
+    run = Run(max_in_flight=max_in_flight)
+    run.text(a_request("first", LONG, max_tokens=3))
+    run.text(a_request("other", OTHER, max_tokens=3))  # takes all but one of the blocks
+    run.steps.clear()
+    again = a_request("again", LONG, max_tokens=3)
+    run.text(again)
+    assert run.num_loaded + again.num_cached_tokens // 4 >= 8
+    assert run.num_loaded >= 6
+    assert again.num_cached_tokens == 32
+    assert sum(step.num_prompt_tokens for step in run.steps) <= 4
+    assert run.tier.statistics.num_loaded == run.num_loaded
+
+
+def test_without_a_tier_nothing_is_copied():
+    scheduler, runner = a_scheduler(12), FakeRunner()
+    for name, prompt in (("first", LONG), ("other", OTHER), ("again", LONG)):
+        scheduler.add(a_request(name, prompt, max_tokens=2))
+        while scheduler.has_work:
+            step = scheduler.schedule()
+            assert not step.stores
+            assert not step.loads
+            scheduler.update_from_output(step, runner.execute(step))
+
+
+def test_equal_prompts_wait_for_one_load():
+    run = Run(24)
+    run.text(a_request("first", LONG, max_tokens=3))
+    run.text(a_request("other", OTHER, max_tokens=3), a_request("more", OTHER[::-1], max_tokens=3))
+    run.steps.clear()
+    requests = [a_request(f"again{n}", LONG, max_tokens=3) for n in range(3)]
+    run.text(*requests)
+    assert 0 < run.num_loaded <= 8
+    assert [one.num_cached_tokens for one in requests] == [32, 32, 32]
+
+
+def test_a_damaged_block_and_what_follows_it_are_computed():
+    run = Run()
+    first = a_request("first", LONG, max_tokens=3)
+    run.text(first)
+    run.text(a_request("other", OTHER, max_tokens=3))
+    slot = run.tier._ready[first.block_hashes[2]]
+    run.tier.bytes_of(slot)[0][5] ^= 1
+    again = a_request("again", LONG, max_tokens=3)
+    run.text(again)
+    assert run.tier.statistics.num_corrupt == 1
+    assert again.num_cached_tokens == 8
+    assert not run.tier.num_found(first.block_hashes[2:])
+
+
+def test_streams_go_on_while_a_long_prefix_is_loaded_in_parts():
+    run = Run(40, 12, slot_bytes=4 << 20)  # two blocks fit into what a step loads beside streams
+    run.text(a_request("first", LONG, max_tokens=3))
+    run.text(*(a_request(f"other{n}", [n, *OTHER], max_tokens=3) for n in range(4)))
+    run.scheduler.add(a_request("stream", [1, 2], max_tokens=30))
+    run.step()
+    run.scheduler.add(a_request("again", LONG, max_tokens=1))
+    run.steps.clear()
+    num_tokens = 0
+    while run.num_loaded < 4:
+        num_tokens += sum(len(output.token_ids) for output in run.step())
+        assert all(step.num_decoding == 1 and len(step.loads) <= 2 for step in run.steps)
+    assert num_tokens >= 2
+
+
+def test_a_preempted_request_is_loaded_not_computed_again():
+    run = Run(14)
+    prompts = [[n, *LONG[:17]] for n in (1, 2)]
+    requests = [a_request(f"r{n}", prompt, max_tokens=20) for n, prompt in enumerate(prompts)]
+    run.text(*requests)
+    assert run.scheduler.num_preemptions
+    assert run.num_loaded
+
+
+@pytest.mark.parametrize("when", ["the step with the load fails", "the worker is lost"])
+def test_a_load_that_fails_is_computed(when: str):
+    run = Run()
+    run.text(a_request("first", LONG, max_tokens=3))
+    run.text(a_request("other", OTHER, max_tokens=3))
+    run.scheduler.add(a_request("again", LONG, max_tokens=3))
+    step = run.scheduler.schedule()
+    assert step.loads
+    if when == "the worker is lost":
+        run.runner.lose()
+        assert run.scheduler.restart([step], InternalError("lost")) == []
+    else:
+        assert run.scheduler.fail_step(step, InternalError("failed")) == []
+    run.scheduler.check_integrity()
+    run.tier.check_integrity()
+    text = []
+    while run.scheduler.has_work:
+        text += [token_id for output in run.step() for token_id in output.token_ids]
+    assert text == expected_output(LONG, a_request("x", LONG, max_tokens=3).sampling)
+    assert not run.tier._pins
+
+
+def test_a_full_tier_keeps_what_was_used_last():
+    run = Run(12, 8)
+    run.text(a_request("first", LONG, max_tokens=1))
+    run.text(a_request("other", OTHER, max_tokens=1))
+    run.text(a_request("again", LONG, max_tokens=1))
+    assert run.tier.num_used <= 8
+    hashes = run.scheduler.kv_cache.find_cached_prefix
+    assert hashes(a_request("look", LONG, max_tokens=1))
+
+
+def test_what_is_cleared_is_not_found():
+    run = Run()
+    run.text(a_request("first", LONG, max_tokens=3))
+    run.text(a_request("other", OTHER, max_tokens=3))
+    run.scheduler.reset_caches()
+    run.steps.clear()
+    run.text(a_request("again", LONG, max_tokens=3))
+    assert not run.num_loaded
+
+
+def test_requests_of_another_salt_find_nothing():
+    run = Run()
+    run.text(a_request("first", LONG, max_tokens=3))
+    run.text(a_request("other", OTHER, max_tokens=3))
+    again = a_request("again", LONG, max_tokens=3)
+    again.cache_salt = run.runner.salts["again"] = "another tenant"
+    run.text(again)
+    assert not run.num_loaded
