@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -62,11 +63,13 @@ def new_executor(
 
 def new_host_memory(settings: EngineSettings, pooling: PoolingModel | None = None) -> HostMemory | None:
     """Memory for blocks that the KV cache evicts, if the settings ask for it. Raises StartupError if blocks are of no use later."""
-    if settings.kv_offloading_memory is None:
+    if settings.kv_role == "decode" and not settings.kv_peer_addresses:
+        raise StartupError("kv_role decode needs kv_peer_addresses")
+    if not (num_bytes := settings.host_memory_bytes):
         return None
     if settings.simulate is not None or pooling is not None or not settings.enable_prefix_caching:
-        raise StartupError("kv_offloading_memory needs a model that generates text, and enable_prefix_caching")
-    return HostMemory.create(settings.kv_offloading_memory)
+        raise StartupError("kv_offloading_memory and kv_role need a model that generates text, and enable_prefix_caching")
+    return HostMemory.create(num_bytes)
 
 
 def new_tier(memory: HostMemory | None, loaded: ExecutorInfo) -> HostTier | None:
@@ -78,6 +81,19 @@ def new_tier(memory: HostMemory | None, loaded: ExecutorInfo) -> HostTier | None
         raise StartupError(f"kv_offloading_memory ({memory.num_bytes} bytes) holds no block of {sum(loaded.block_bytes)} bytes")
     log.info("%d tokens of evicted prefixes are kept in the host's memory", tier.num_slots * loaded.block_size)
     return tier
+
+
+def kv_layout(model: common_pb2.ModelInfo, loaded: ExecutorInfo) -> str:
+    """What the bytes of a block depend on: equal for engines that can use each other's."""
+    parts = (
+        model.fingerprint,
+        model.weights_fingerprint,
+        model.quantization,
+        loaded.kv_layout,
+        loaded.block_size,
+        loaded.block_bytes,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def make_scheduler(
@@ -92,7 +108,13 @@ def make_scheduler(
     pacer = None if loaded.costs is None else StepPacer(loaded.costs, settings.max_step_ms / 1e3)
     takes_drafts = settings.prompt_lookup and loaded.takes_drafts and not schedules_ahead(settings, loaded)
     return Scheduler(
-        KVCacheManager(loaded.num_blocks, loaded.block_size, settings.enable_prefix_caching and generates, tier),
+        KVCacheManager(
+            loaded.num_blocks,
+            loaded.block_size,
+            settings.enable_prefix_caching and generates,
+            tier,
+            offers_prompts=settings.kv_role == "prefill",
+        ),
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=loaded.max_num_batched_tokens,
         max_waiting=settings.max_waiting,

@@ -9,6 +9,9 @@ from triptych_common.telemetry.metrics import counter, gauge, histogram, labelle
 
 from triptych_engine.core import EngineCore
 from triptych_engine.kv_events.batches import KVEventBatches
+from triptych_engine.kv_offload.host_tier import HostTier
+from triptych_engine.kv_transfer.fetcher import BlockFetcher
+from triptych_engine.kv_transfer.servicer import KvServicer
 from triptych_engine.media.fetcher import FetchStatistics
 from triptych_engine.media.item import EmbeddingSource
 from triptych_engine.scheduling.request import FinishReason
@@ -27,6 +30,9 @@ class EngineMetrics:
     Args:
         embedding_bytes: bytes of one embedding in the engine's memory.
         kv_events: None if they are off.
+        tier: the second tier of the prefix cache; None if there is none.
+        kv_server: offers its blocks to other engines.
+        blocks: fetches blocks from them; None if there are none.
     """
 
     core: EngineCore
@@ -36,10 +42,13 @@ class EngineMetrics:
     model_name: str
     embedding_bytes: int
     kv_events: KVEventBatches | None = None
+    tier: HostTier | None = None
+    kv_server: KvServicer | None = None
+    blocks: BlockFetcher | None = None
 
     def families(self) -> list[Metric]:
         """All metrics of the engine."""
-        return [*self._gauges(), *self._counters(), *self._histograms(), *self._aliases()]
+        return [*self._gauges(), *self._counters(), *self._histograms(), *self._offloading(), *self._aliases()]
 
     @property
     def _kv_cache_usage(self) -> float:
@@ -98,6 +107,31 @@ class EngineMetrics:
             histogram(f"{_PREFIX}_step_tokens", "Tokens that a step computed.", steps.step_tokens),
             histogram(f"{_PREFIX}_embedding_fetch_seconds", "From an order to its embeddings.", self.fetches.seconds),
         ]
+
+    def _offloading(self) -> list[Metric]:
+        if (tier := self.tier) is None:
+            return []
+        counts = tier.statistics
+        metrics = [
+            gauge(f"{_PREFIX}_offload_blocks", "Blocks that the second tier of the prefix cache holds.", tier.num_used),
+            gauge(f"{_PREFIX}_offload_capacity_blocks", "Most of these.", tier.num_slots),
+            counter(f"{_PREFIX}_offload_stored_blocks", "Blocks that came into the second tier.", counts.num_stored),
+            counter(f"{_PREFIX}_offload_loaded_blocks", "Blocks that were loaded from it.", counts.num_loaded),
+            counter(f"{_PREFIX}_offload_corrupt_blocks", "Blocks whose bytes were not as they had been.", counts.num_corrupt),
+        ]
+        if self.kv_server is not None:
+            metrics.append(counter(f"{_PREFIX}_kv_held_blocks", "Blocks held for other engines.", self.kv_server.num_blocks))
+        if self.blocks is not None:
+            fetched = self.blocks.statistics
+            metrics += [
+                histogram(f"{_PREFIX}_kv_fetch_seconds", "From a request to the blocks that another engine has.", fetched.seconds),
+                counter(f"{_PREFIX}_kv_fetched_blocks", "Blocks from other engines.", fetched.num_blocks),
+                counter(f"{_PREFIX}_kv_fetched_bytes", "Their bytes.", fetched.num_bytes),
+                labelled_counter(
+                    f"{_PREFIX}_kv_fetch_failures", "Prompts computed here all the same.", "reason", dict(fetched.failures)
+                ),
+            ]
+        return metrics
 
     def _aliases(self) -> list[Metric]:
         load, steps, requests = self.core.load, self.scheduler.statistics, self.requests

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import grpc
 from prometheus_client import Metric
 from triptych.errors import ServiceUnavailableError, StartupError
-from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
+from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc, kv_pb2, kv_pb2_grpc
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolution import resolver_of
@@ -27,11 +27,22 @@ from triptych_common.rpc.security.roles import Role
 from triptych_common.rpc.security.tls import Tls
 from triptych_common.rpc.server import ServiceServer
 
-from triptych_engine.assembly import fitting_context, make_scheduler, new_executor, new_host_memory, new_tier, schedules_ahead
+from triptych_engine.assembly import (
+    fitting_context,
+    kv_layout,
+    make_scheduler,
+    new_executor,
+    new_host_memory,
+    new_tier,
+    schedules_ahead,
+)
 from triptych_engine.core import EngineCore, new_device_thread
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
 from triptych_engine.kv_events.batches import KVEventBatches
 from triptych_engine.kv_offload.host_tier import HostTier
+from triptych_engine.kv_transfer.connection import PeerConnection
+from triptych_engine.kv_transfer.fetcher import BlockFetcher
+from triptych_engine.kv_transfer.servicer import KvServicer
 from triptych_engine.load import Load
 from triptych_engine.media.fetcher import EmbeddingFetcher, FetchStatistics
 from triptych_engine.media.item import MediaTraits
@@ -40,6 +51,7 @@ from triptych_engine.rpc.adapter_watch import AdapterWatch
 from triptych_engine.rpc.outbox import Outbox
 from triptych_engine.rpc.servicer import EngineServicer
 from triptych_engine.runner.lora.directory import LoraDirectory
+from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -47,6 +59,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _DESCRIPTOR = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
+_KV_DESCRIPTOR = kv_pb2.DESCRIPTOR.services_by_name["KvService"]
+_KV_ROLES = {"both": common_pb2.KV_ROLE_UNSPECIFIED, "prefill": common_pb2.KV_ROLE_PREFILL, "decode": common_pb2.KV_ROLE_DECODE}
 
 
 class EngineService:
@@ -65,7 +79,13 @@ class EngineService:
         self._device_thread = new_device_thread()
         self._loop = asyncio.get_running_loop()
         self._tls = Tls.of(settings.tls_dir, Role.ENGINE)
-        descriptors = [_DESCRIPTOR, *([vllm_rpc().DESCRIPTOR] if settings.vllm_grpc else [])]
+        #: None if this engine has no second tier of the prefix cache.
+        self._kv = KvServicer() if settings.host_memory_bytes else None
+        descriptors = [
+            _DESCRIPTOR,
+            *([_KV_DESCRIPTOR] if self._kv else []),
+            *([vllm_rpc().DESCRIPTOR] if settings.vllm_grpc else []),
+        ]
         self._server = ServiceServer("engine", settings, descriptors, self._register, self, self._metrics, tls=self._tls)
         self._outbox = Outbox(self._loop, self._on_load, self._server.tracer)
         self._servicer = EngineServicer(self._outbox, lambda: self._server.identity.describe(self._state), self._server.tracer)
@@ -76,6 +96,8 @@ class EngineService:
         )
         self._encoders: asyncio.Task[None] | None = None
         self._adapters: asyncio.Task[None] | None = None
+        self._peers: asyncio.Task[None] | None = None
+        self._blocks: BlockFetcher | None = None
 
     # -- Controllable -----------------------------------------------------------------------------------------------------------
 
@@ -159,7 +181,7 @@ class EngineService:
                 await publisher.close()
             if self._fetcher is not None:
                 await self._fetcher.close()
-            tasks = [task for task in (self._encoders, self._adapters) if task is not None]
+            tasks = [task for task in (self._encoders, self._adapters, self._peers) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -219,8 +241,19 @@ class EngineService:
         if self._kv_events is not None:
             scheduler.kv_cache.pool.record_events()
             self._core.on_kv_events = self._kv_events.publish
+        if tier is not None:
+            self._share_blocks(scheduler.kv_cache, tier, model, kv_layout(model, loaded))
         self._counts = EngineMetrics(
-            self._core, scheduler, self._outbox.statistics, self._fetches, model.name, loaded.embedding_bytes, self._kv_events
+            self._core,
+            scheduler,
+            self._outbox.statistics,
+            self._fetches,
+            model.name,
+            loaded.embedding_bytes,
+            self._kv_events,
+            tier,
+            self._kv,
+            self._blocks,
         )
         self._core.start()
         self._model = model
@@ -236,6 +269,23 @@ class EngineService:
         self._state = State.SERVER_STATE_SERVING
         await self._server.health.set_ready(True)
         log.info("ready: %s, %d tokens of context, %d tokens of KV cache", model.name, model.max_model_len, capacity)
+
+    def _share_blocks(self, kv_cache: KVCacheManager, tier: HostTier, model: common_pb2.ModelInfo, layout: str) -> None:
+        """Offer the tier's blocks to other engines, and fetch those that they have computed for this one."""
+        settings = self._settings
+        model.capabilities.kv_role = _KV_ROLES[settings.kv_role]
+        if self._kv is not None:
+            self._kv.attach(tier, layout)
+        if settings.kv_peer_addresses:
+            peers = Pool(
+                "engine",
+                resolver_of(settings.kv_peer_addresses, "engine", model.fingerprint),
+                lambda address: PeerConnection(address, model, tls=self._tls),
+                tls=self._tls,
+            )
+            self._peers = asyncio.create_task(peers.run(), name="engines that offer blocks")
+            self._blocks = BlockFetcher(peers, kv_cache, tier, layout)
+            self._servicer.preparation.fetch_blocks = self._blocks.fetch
 
     def _on_death(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._died.set)
@@ -262,6 +312,8 @@ class EngineService:
 
     def _register(self, server: grpc.aio.Server) -> None:
         engine_pb2_grpc.add_EngineServiceServicer_to_server(self._servicer, server)
+        if self._kv is not None:
+            kv_pb2_grpc.add_KvServiceServicer_to_server(self._kv, server)
         if self._vllm is not None:
             vllm_rpc().add_to_server(self._vllm, server)
 

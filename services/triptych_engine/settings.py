@@ -14,6 +14,9 @@ from triptych_common.settings import DEFAULT_MODEL, TARGETS_HELP, GrpcServiceSet
 #: Token budget of a step: (on a CPU, generates text) -> tokens.
 _DEFAULT_BUDGETS = {(True, True): 512, (True, False): 2048, (False, True): 8192, (False, False): 16384}
 
+#: The second tier of an engine that gives or takes blocks, in bytes.
+_ROLE_MEMORY = 1 << 30
+
 
 class EngineSettings(GrpcServiceSettings):
     """Flags of `triptych engine`; environment variables TRIPTYCH_ENGINE_*."""
@@ -174,9 +177,19 @@ class EngineSettings(GrpcServiceSettings):
         Annotated[int, BeforeValidator(parse_bytes), Field(ge=1 << 20)] | None,
         Field(
             description="Memory of the host for prefixes that the KV cache evicts, e.g. 4G: a prompt that begins with one is "
-            "loaded instead of computed. By default none."
+            "loaded instead of computed. By default none, and 1G where kv_role is not both."
         ),
     ] = None
+    kv_role: Annotated[
+        Literal["both", "prefill", "decode"],
+        Field(
+            description="What this engine computes where there are others for the rest. prefill: long prompts, whose KV cache the "
+            "engines that decode fetch. decode: output, and short prompts. Each engine can compute all of it."
+        ),
+    ] = "both"
+    kv_peer_addresses: Annotated[
+        Targets, Field(description=f"host:port of the engines with kv_role prefill, {TARGETS_HELP}. Needed by kv_role decode.")
+    ] = ()
     embedding_cache_memory: Annotated[
         int,
         BeforeValidator(parse_bytes),
@@ -222,6 +235,11 @@ class EngineSettings(GrpcServiceSettings):
             "the same machine leaves.",
         ),
     ] = None
+
+    @property
+    def host_memory_bytes(self) -> int:
+        """Memory of the second tier of the prefix cache; 0 for none."""
+        return self.kv_offloading_memory or (0 if self.kv_role == "both" else _ROLE_MEMORY)
 
     def token_budget(self, *, on_cpu: bool, generates: bool, least: int = 0) -> int:
         """Most tokens of a step, and not fewer than `least`. Raises StartupError if it has no room for all sequences."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -30,15 +31,50 @@ class HostMemory:
         os.ftruncate(descriptor, num_bytes)
         return cls(descriptor, num_bytes)
 
+    @classmethod
+    def open(cls, path: str, device: int, inode: int, num_bytes: int) -> HostMemory:
+        """The memory of another process on this host, to be read; see `location`. Raises OSError."""
+        descriptor = os.open(path, os.O_RDONLY)
+        found = os.fstat(descriptor)
+        if (found.st_dev, found.st_ino, found.st_size) != (device, inode, num_bytes):
+            os.close(descriptor)
+            raise FileNotFoundError(f"{path} is another file")
+        return cls(descriptor, num_bytes)
+
+    @property
+    def location(self) -> tuple[str, int, int]:
+        """Where other processes of this user find it: path, device and inode."""
+        found = os.fstat(self.descriptor)
+        return f"/proc/{os.getpid()}/fd/{self.descriptor}", found.st_dev, found.st_ino
+
     def part_bytes(self, num_ranks: int) -> int:
         """Size of a rank's part: whole pages."""
         return self.num_bytes // num_ranks // mmap.PAGESIZE * mmap.PAGESIZE
 
-    def map_part(self, rank: int, num_ranks: int) -> mmap.mmap:
-        """The part of a rank, to read and write."""
+    def map_part(self, rank: int, num_ranks: int, access: int = mmap.ACCESS_WRITE) -> mmap.mmap:
+        """The part of a rank."""
         size = self.part_bytes(num_ranks)
-        return mmap.mmap(self.descriptor, size, offset=rank * size)
+        return mmap.mmap(self.descriptor, size, offset=rank * size, access=access)
 
     def close(self) -> None:
         """Give up the descriptor. Mappings stay."""
         os.close(self.descriptor)
+
+
+class Slots:
+    """The slots of all ranks.
+
+    Args:
+        block_bytes: size of a block, of each rank.
+        access: how they are mapped.
+    """
+
+    def __init__(self, memory: HostMemory, block_bytes: Sequence[int], access: int = mmap.ACCESS_WRITE) -> None:
+        self.memory, self.block_bytes = memory, tuple(block_bytes)
+        num_ranks = len(self.block_bytes)
+        self.num_slots = memory.part_bytes(num_ranks) // max(self.block_bytes)
+        self._parts = [memoryview(memory.map_part(rank, num_ranks, access)) for rank in range(num_ranks)]
+
+    def bytes_of(self, slot: int) -> list[memoryview]:
+        """The bytes of a slot, by rank."""
+        return [part[slot * size : (slot + 1) * size] for part, size in zip(self._parts, self.block_bytes, strict=True)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from triptych_engine.kv_offload.host_memory import HostMemory
+from triptych_engine.kv_offload.host_memory import HostMemory, Slots
 
 
 @dataclass(slots=True)
@@ -44,12 +44,10 @@ class HostTier:
         block_bytes: Sequence[int],
         on_evicted: Callable[[bytes, bytes, Sequence[memoryview]], None] | None = None,
     ) -> None:
-        num_ranks = len(block_bytes)
-        self.block_bytes = tuple(block_bytes)
-        self.num_slots = memory.part_bytes(num_ranks) // max(block_bytes)
+        self.slots = Slots(memory, block_bytes)
+        self.block_bytes, self.num_slots = self.slots.block_bytes, self.slots.num_slots
         self.on_evicted = on_evicted
         self.statistics = OffloadStatistics()
-        self._parts = [memoryview(memory.map_part(rank, num_ranks)) for rank in range(num_ranks)]
         self._lock = threading.RLock()
         self._free = list(range(self.num_slots))[::-1]
         self._ready: OrderedDict[bytes, int] = OrderedDict()  # hash -> slot, least recently used first
@@ -72,7 +70,7 @@ class HostTier:
 
     def bytes_of(self, slot: int) -> list[memoryview]:
         """The bytes of a slot, by rank."""
-        return [part[slot * size : (slot + 1) * size] for part, size in zip(self._parts, self.block_bytes, strict=True)]
+        return self.slots.bytes_of(slot)
 
     # -- writing ----------------------------------------------------------------------------------------------------------------
 
@@ -89,16 +87,19 @@ class HostTier:
             self._pending[block_hash], self._hash_of[slot], self._pins[slot] = slot, block_hash, 1
             return slot
 
-    def complete(self, slot: int) -> None:
-        """A slot was written: its block can be found from now on."""
+    def complete(self, slot: int, expected: bytes | None = None) -> bool:
+        """A slot was written: its block can be found from now on. Not if its digest is another one than expected: then it is False."""
         digest = digest_of(self.bytes_of(slot))
+        is_right = expected is None or digest == expected
         with self._lock:
             block_hash = self._hash_of[slot]
-            if self._pending.pop(block_hash, None) is not None:  # else all was cleared
+            if self._pending.pop(block_hash, None) is not None and is_right:  # else all was cleared
                 self._digests[slot] = digest
                 self._ready[block_hash] = slot
                 self.statistics.num_stored += 1
+            self.statistics.num_corrupt += not is_right
             self._unpin(slot)
+        return is_right
 
     def abandon(self, slot: int) -> None:
         """A slot was not written, or not wholly."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -29,11 +29,17 @@ class Preparation:
 
     def __init__(self, outbox: Outbox, on_lora: Callable[[str, str], None] = lambda name, digest: None) -> None:
         self._outbox, self._on_lora = outbox, on_lora
+        #: Fetches a chain of blocks that another engine, named by its instance id, has computed; None: all is computed here.
+        self.fetch_blocks: Callable[[Sequence[bytes], str], Awaitable[None]] | None = None
         self._waiting: dict[str, Request] = {}  # by the engine's id of a sequence
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, core: EngineCore, requests: Sequence[Request]) -> None:
-        """Add the sequences of one request to the core, at once if they need no preparation. Each gets a last output anyway."""
+    def add(self, core: EngineCore, requests: Sequence[Request], kv_source: str = "") -> None:
+        """Add the sequences of one request to the core, at once if they need no preparation. Each gets a last output anyway.
+
+        Args:
+            kv_source: instance id of an engine that has computed the prompt.
+        """
         constraint, lora = requests[0].sampling.constraint, requests[0].lora
         needed: list[Future[Any]] = []
         try:
@@ -44,11 +50,12 @@ class Preparation:
         except TriptychError as error:  # e.g. the model was unloaded a moment ago
             self._end(core, requests, FinishReason.ERROR, error)
             return
-        if all(one.done() and one.exception() is None for one in needed):
+        kv_source = kv_source if self.fetch_blocks is not None else ""
+        if not kv_source and all(one.done() and one.exception() is None for one in needed):
             self._add_now(core, requests, needed)
             return
         self._waiting.update((request.request_id, request) for request in requests)
-        task = asyncio.get_running_loop().create_task(self._add_when_ready(core, requests, needed))
+        task = asyncio.get_running_loop().create_task(self._add_when_ready(core, requests, needed, kv_source))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -58,11 +65,16 @@ class Preparation:
         self._end(core, [self._waiting.pop(sequence_id) for sequence_id in waiting], FinishReason.ABORT, None)
         return waiting
 
-    async def _add_when_ready(self, core: EngineCore, requests: Sequence[Request], needed: Sequence[Future[Any]]) -> None:
+    async def _add_when_ready(
+        self, core: EngineCore, requests: Sequence[Request], needed: Sequence[Future[Any]], kv_source: str
+    ) -> None:
         error: TriptychError | None = None
         try:
             for one in needed:
                 await asyncio.shield(asyncio.wrap_future(one))
+            self._name_adapter(requests, needed)
+            if kv_source and self.fetch_blocks is not None:
+                await self.fetch_blocks(core.prefix_hashes(requests[0]), kv_source)
         except TriptychError as refusal:
             error = refusal
         except Exception as failure:
@@ -78,14 +90,18 @@ class Preparation:
             self._end(core, left, FinishReason.ERROR, error)
 
     def _add_now(self, core: EngineCore, requests: Sequence[Request], prepared: Sequence[Future[Any]]) -> None:
-        if requests and (lora := requests[0].lora):
+        self._name_adapter(requests, prepared)
+        for request in requests:
+            request.prepared = prepared
+            core.add(request)
+
+    def _name_adapter(self, requests: Sequence[Request], prepared: Sequence[Future[Any]]) -> None:
+        """Give requests the digest of their adapter, unless they have it."""
+        if requests and (lora := requests[0].lora) and not requests[0].lora_digest:
             digest = prepared[-1].result().digest
             self._on_lora(lora, digest)
             for request in requests:
                 request.lora_digest, request.cache_salt = digest, adapter_salt(request.cache_salt, digest)
-        for request in requests:
-            request.prepared = prepared
-            core.add(request)
 
     def _end(self, core: EngineCore, requests: Sequence[Request], reason: FinishReason, error: TriptychError | None) -> None:
         outputs = [

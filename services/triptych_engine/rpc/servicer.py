@@ -61,7 +61,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self._pooling: PoolingModel | None = None
         #: Called with the name and the digest of each adapter that a request has.
         self.on_lora: Callable[[str, str], None] = lambda name, digest: None
-        self._preparation = Preparation(outbox, lambda name, digest: self.on_lora(name, digest))
+        self.preparation = Preparation(outbox, lambda name, digest: self.on_lora(name, digest))
         self._blocks = BlockWatch(asyncio.get_running_loop())
         self._load_changed = asyncio.Event()
         self._sessions: set[Mailbox] = set()
@@ -140,19 +140,21 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             start_ns = time.time_ns()
             requests = to_requests(message, self._model, self._capacity_tokens, self._traits)
             spans = begin_sequences(self._tracer, message, requests, start_ns)
-            self._start(message.request_id, requests, mailbox, spans)
+            self._start(message.request_id, requests, mailbox, spans, message.kv_source)
 
-    def _start(self, request_id: str, requests: Sequence[Request], mailbox: Mailbox, spans: Sequence[Span] = ()) -> None:
+    def _start(
+        self, request_id: str, requests: Sequence[Request], mailbox: Mailbox, spans: Sequence[Span] = (), kv_source: str = ""
+    ) -> None:
         try:
             mailbox.expect(request_id, [request.request_id for request in requests], spans)
         except KeyError as error:
             raise DuplicateRequestError(f"request id {request_id!r} is in use", field="request_id", value=request_id) from error
-        self._preparation.add(self._attached_core, requests)
+        self.preparation.add(self._attached_core, requests, kv_source)
 
     def _abort(self, sequence_ids: Sequence[str]) -> tuple[list[str], Future[list[str]]]:
         """End sequences. Returns the ids of those that were not in the core yet, and of those in it that were alive."""
         core = self._attached_core
-        waiting = self._preparation.abort(core, sequence_ids)
+        waiting = self.preparation.abort(core, sequence_ids)
         return waiting, core.abort([sequence_id for sequence_id in sequence_ids if sequence_id not in waiting])
 
     async def Session(

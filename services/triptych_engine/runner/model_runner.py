@@ -147,6 +147,9 @@ class ModelRunner:
         if scheduled.draft_token_ids:
             logits, draft_logits = logits[:num_wanted], logits[num_wanted:]
         self._batch.advance(inputs)
+        if self._host_blocks is not None:
+            for copies in scheduled.offers.values():
+                self._host_blocks.store(copies)
         wait = end_of_work(self.config.device)
         return ModelOutput(inputs, logits, draft_logits, prompt_lines, errors=self._errors, wait=wait)
 

@@ -100,13 +100,21 @@ class BlockCopies:
                 self._end(load)
         return stores, loads
 
-    def completed(self, stores: Sequence[tuple[int, int]], loads: Sequence[tuple[int, int]], *, failed: bool) -> None:
-        """A step with these copies has ended."""
-        for _, slot in stores:
+    def offer(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[tuple[int, int]]:
+        """The copies by which the tier gets blocks that a step computes, or that are cached. Without those that it has already."""
+        slots = map(self.tier.reserve, hashes)
+        return [(block, slot) for block, slot in zip(blocks, slots, strict=True) if slot is not None]
+
+    def stored(self, copies: Sequence[tuple[int, int]], *, failed: bool) -> None:
+        """A step that stores blocks has ended."""
+        for _, slot in copies:
             if failed:
                 self.tier.abandon(slot)
             else:
                 self.tier.complete(slot)
+
+    def loaded(self, loads: Sequence[tuple[int, int]], *, failed: bool) -> None:
+        """A step that loads blocks has ended."""
         for block, _ in loads:
             load = self._load_of[block]
             load.num_in_flight -= 1
@@ -116,7 +124,7 @@ class BlockCopies:
                 self._end(load)
 
     def lost(self) -> None:
-        """The KV cache was lost, after `completed` for all steps."""
+        """The KV cache was lost. The steps with copies have ended."""
         for _, slot in self._stores:
             self.tier.abandon(slot)
         self._stores = []

@@ -21,14 +21,23 @@ class KVCacheManager:
         block_size: tokens per block.
         enable_prefix_caching: let requests share the blocks of equal prefixes.
         tier: keeps blocks that are evicted.
+        offers_prompts: the tier gets all blocks of prompts as soon as they are computed, because other engines want them.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, tier: HostTier | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        tier: HostTier | None = None,
+        *,
+        offers_prompts: bool = False,
+    ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         #: Between the cache and the tier; None without one.
         self.copies = None if tier is None else BlockCopies(self.pool, tier)
-        self._caching = enable_prefix_caching
+        self._caching, self._offers_prompts = enable_prefix_caching, offers_prompts
         #: Hashes of blocks that running requests compute now -> the priority of the request.
         self._computing: dict[bytes, int] = {}
         #: Called with each of them that is computed, or given up.
@@ -59,10 +68,7 @@ class KVCacheManager:
 
     def find_cached_prefix(self, request: Request) -> list[int]:
         """Blocks of the request's longest cached prefix. It never includes the last token, because its logits must be computed."""
-        if not self._shares(request):
-            return []
-        self._extend_hashes(request)
-        return self.pool.find_prefix(request.block_hashes[: (request.num_tokens - 1) // self.block_size])
+        return self.pool.find_prefix(self.prefix_hashes(request))
 
     def awaited_block(self, request: Request, cached_blocks: list[int]) -> bytes | None:
         """The last of the blocks behind its cached prefix that a running request computes now, so that it need not compute them
@@ -101,6 +107,25 @@ class KVCacheManager:
         for block_hash in hashes[:num_loading]:
             self._computing.setdefault(block_hash, request.priority)
         return hashes[num_loading - 1] if num_loading else None
+
+    def offer(self, request: Request, first: int, end: int) -> list[tuple[int, int]]:
+        """Copies of a prompt's blocks that are full once its tokens up to `end` are computed, from block `first` on."""
+        if self.copies is None or not self._offers_prompts or not self._shares(request):
+            return []
+        last = min(end, request.num_prompt_tokens) // self.block_size
+        return self.copies.offer(request.block_ids[first:last], request.block_hashes[first:last])
+
+    def held_prefix(self, hashes: Sequence[bytes]) -> int:
+        """How many of a chain of blocks the cache and the tier hold, from its beginning on. May be called on any thread."""
+        num_cached = len(self.pool.find_prefix(hashes))
+        return num_cached + (0 if self.copies is None else self.copies.tier.num_found(hashes[num_cached:]))
+
+    def prefix_hashes(self, request: Request) -> list[bytes]:
+        """The names of the blocks that a request can share, in order. May be called before the request is added."""
+        if not self._shares(request):
+            return []
+        self._extend_hashes(request)
+        return request.block_hashes[: (request.num_tokens - 1) // self.block_size]
 
     def _behind(self, request: Request, cached_blocks: list[int]) -> list[bytes]:
         return request.block_hashes[len(cached_blocks) : (request.num_tokens - 1) // self.block_size]

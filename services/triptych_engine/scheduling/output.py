@@ -71,6 +71,8 @@ class SchedulerOutput:
     stores: list[tuple[int, int]] = field(default_factory=list)
     #: The same: blocks to load behind that, before tokens are computed.
     loads: list[tuple[int, int]] = field(default_factory=list)
+    #: request_id -> blocks of its prompt to store after this step has computed them: other engines may want them.
+    offers: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     #: Number of sequences that compute only their newest token.
     num_decoding: int = 0
     #: Number of tokens of all other sequences.

@@ -198,10 +198,12 @@ class StepPlanner:
             case Compute(request, num_tokens):
                 plan.put(request, num_tokens)
                 self._states.waiting.charge(request.tenant, num_tokens)
+                self._offer(plan, request, request.num_scheduled_tokens // self._kv_cache.block_size, num_tokens)
             case Admit(request, cached_blocks, num_tokens):
                 self._states.admit(request, cached_blocks)
                 plan.put_new(request, num_tokens)
                 self._states.waiting.charge(request.tenant, num_tokens)
+                self._offer(plan, request, 0, num_tokens)
             case Park(request, start):
                 self._states.park(request, start)
             case Follow(request, block_hash):
@@ -209,6 +211,10 @@ class StepPlanner:
             case Load(request, cached_blocks):
                 if (last := self._kv_cache.load(request, cached_blocks)) is not None:
                     self._states.follow(request, last)
+
+    def _offer(self, plan: StepPlan, request: Request, first: int, num_tokens: int) -> None:
+        if copies := self._kv_cache.offer(request, first, request.num_scheduled_tokens + num_tokens):
+            plan.output.offers[request.request_id] = copies
 
     def _fail(self, plan: StepPlan, request: Request, error: Exception) -> None:
         """End a request that raised an error, so that the others can continue."""

@@ -224,7 +224,7 @@ class Scheduler:
     def observe(self, scheduled: SchedulerOutput, step_s: float) -> None:
         """Learn how long a step took."""
         self.statistics.completed(scheduled, step_s)
-        has_copies = scheduled.stores or scheduled.loads  # they take time that tokens do not
+        has_copies = scheduled.stores or scheduled.loads or scheduled.offers  # they take time that tokens do not
         if self._pacer is not None and scheduled.num_scheduled_tokens and not has_copies:
             # A draft token costs about what a sequence more does: its layers and its logits.
             num_decoding = scheduled.num_decoding + scheduled.num_draft_tokens
@@ -236,7 +236,7 @@ class Scheduler:
         If a request raises an error, only that request fails.
         """
         outputs, now = [], time.monotonic()
-        self._copied(scheduled)
+        self._copied(scheduled, result)
         for one in self._live_of(scheduled):
             try:
                 output = self._update_request(one, result, now)
@@ -252,7 +252,7 @@ class Scheduler:
 
     def fail_step(self, scheduled: SchedulerOutput, error: TriptychError) -> list[SequenceOutput]:
         """End the requests of a step that failed. Returns their last outputs."""
-        self._copied(scheduled, failed=True)
+        self._copied(scheduled, None)
         return [self._finish(one.request, FinishReason.ERROR, error) for one in self._live_of(scheduled)]
 
     def restart(self, lost: Iterable[SchedulerOutput], error: TriptychError) -> list[SequenceOutput]:
@@ -264,7 +264,7 @@ class Scheduler:
         """
         lost = list(lost)
         for scheduled in lost:
-            self._copied(scheduled, failed=True)
+            self._copied(scheduled, None)
         concerned = {one.request.request_id: one.request for scheduled in lost for one in self._live_of(scheduled)}
         reasons = self._states.suspects.lost(concerned.values())
         outputs = [self._finish(request, FinishReason.ERROR, error) for request in reasons]
@@ -277,9 +277,15 @@ class Scheduler:
         self._states.take_dropped()
         return outputs
 
-    def _copied(self, scheduled: SchedulerOutput, *, failed: bool = False) -> None:
-        if self.kv_cache.copies is not None:
-            self.kv_cache.copies.completed(scheduled.stores, scheduled.loads, failed=failed)
+    def _copied(self, scheduled: SchedulerOutput, result: StepResult | None) -> None:
+        """The copies of a step have ended, with None if it failed."""
+        if (copies := self.kv_cache.copies) is None:
+            return
+        copies.stored(scheduled.stores, failed=result is None)
+        copies.loaded(scheduled.loads, failed=result is None)
+        for request_id, offered in scheduled.offers.items():
+            # What a request computed that failed is of no use to others.
+            copies.stored(offered, failed=result is None or request_id in result.errors or request_id in result.refusals)
 
     def _live_of(self, scheduled: SchedulerOutput) -> list[ScheduledRequest]:
         """The requests of a step that is over, without those that ended while it ran."""

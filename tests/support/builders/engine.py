@@ -99,9 +99,10 @@ def a_scheduler(
     enable_prefix_caching: bool = True,
     pacer: StepPacer | None = None,
     tier: HostTier | None = None,
+    offers_prompts: bool = False,
 ) -> Scheduler:
     return Scheduler(
-        KVCacheManager(num_blocks, block_size, enable_prefix_caching, tier),
+        KVCacheManager(num_blocks, block_size, enable_prefix_caching, tier, offers_prompts=offers_prompts),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_waiting=max_waiting,

@@ -121,7 +121,7 @@ class FakeRunner:
     @property
     def copies_in_flight(self) -> bool:
         """Whether steps in flight read or write the tier."""
-        return any(step.scheduled.stores or step.scheduled.loads for step in self._in_flight)
+        return any(step.scheduled.stores or step.scheduled.loads or step.scheduled.offers for step in self._in_flight)
 
     def load(self) -> ExecutorInfo:
         return ExecutorInfo(VOCAB_SIZE, 64, self._block_size, "the fake takes no media", 256, 4, None)
@@ -226,7 +226,8 @@ class FakeRunner:
         assert step.scheduled.step_id == step_id, "results are asked for in order"
         assert step.is_sampled
         result = StepResult()
-        self._copy(step.scheduled)
+        self._store(step.scheduled.stores)
+        self._load(step.scheduled.loads)
         if not (step.chunks or step.scheduled.loads):
             return result
         assert self.cache_allocated
@@ -253,6 +254,8 @@ class FakeRunner:
                 self._cache[self._slot(sequence, position)] = self._prefix_hash(sequence, position)
             if sequence.new.sampling.prompt_logprobs is not None:
                 result.prompt_logprobs[sequence.request_id] = self._prompt_logprobs(sequence, start, end)
+        for copies in step.scheduled.offers.values():
+            self._store(copies)
         for sequence, _, end in chunks:
             self._attend(sequence, end)
             if sequence.request_id in self.fail_requests:
@@ -263,13 +266,15 @@ class FakeRunner:
                     result.token_ids[sequence.request_id] = tokens
         return result
 
-    def _copy(self, scheduled: SchedulerOutput) -> None:
-        if self._tier is None:
-            return
-        for block, slot in scheduled.stores:
+    def _store(self, copies: list[tuple[int, int]]) -> None:
+        for block, slot in copies:
+            assert self._tier is not None
             numbers = array("q", (self._cache.get((block, offset), 0) for offset in range(self._block_size)))
             self._tier.bytes_of(slot)[0][: 8 * self._block_size] = numbers.tobytes()
-        for block, slot in scheduled.loads:
+
+    def _load(self, copies: list[tuple[int, int]]) -> None:
+        for block, slot in copies:
+            assert self._tier is not None
             for offset, number in enumerate(array("q", bytes(self._tier.bytes_of(slot)[0][: 8 * self._block_size]))):
                 self._cache[block, offset] = number
 

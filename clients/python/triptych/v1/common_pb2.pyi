@@ -59,6 +59,12 @@ class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_TOKEN_EMBED: _ClassVar[Task]
     TASK_CLASSIFY: _ClassVar[Task]
     TASK_SCORE: _ClassVar[Task]
+
+class KvRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    KV_ROLE_UNSPECIFIED: _ClassVar[KvRole]
+    KV_ROLE_PREFILL: _ClassVar[KvRole]
+    KV_ROLE_DECODE: _ClassVar[KvRole]
 MODALITY_UNSPECIFIED: Modality
 MODALITY_IMAGE: Modality
 MODALITY_AUDIO: Modality
@@ -93,6 +99,9 @@ TASK_EMBED: Task
 TASK_TOKEN_EMBED: Task
 TASK_CLASSIFY: Task
 TASK_SCORE: Task
+KV_ROLE_UNSPECIFIED: KvRole
+KV_ROLE_PREFILL: KvRole
+KV_ROLE_DECODE: KvRole
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "inline", "shared_memory")
@@ -332,7 +341,7 @@ class PoolingParams(_message.Message):
     def __init__(self, task: _Optional[_Union[Task, str]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., activation: _Optional[bool] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("tasks", "modalities", "max_choices", "max_logprobs", "max_media_items", "constraints", "tools", "reasoning", "default_sampling", "continuation", "lora")
+    __slots__ = ("tasks", "modalities", "max_choices", "max_logprobs", "max_media_items", "constraints", "tools", "reasoning", "default_sampling", "continuation", "lora", "kv_role")
     TASKS_FIELD_NUMBER: _ClassVar[int]
     MODALITIES_FIELD_NUMBER: _ClassVar[int]
     MAX_CHOICES_FIELD_NUMBER: _ClassVar[int]
@@ -344,6 +353,7 @@ class Capabilities(_message.Message):
     DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
+    KV_ROLE_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedScalarFieldContainer[Task]
     modalities: _containers.RepeatedScalarFieldContainer[Modality]
     max_choices: int
@@ -355,7 +365,8 @@ class Capabilities(_message.Message):
     default_sampling: SamplingParams
     continuation: bool
     lora: bool
-    def __init__(self, tasks: _Optional[_Iterable[_Union[Task, str]]] = ..., modalities: _Optional[_Iterable[_Union[Modality, str]]] = ..., max_choices: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_media_items: _Optional[int] = ..., constraints: _Optional[_Iterable[str]] = ..., tools: _Optional[bool] = ..., reasoning: _Optional[bool] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., continuation: _Optional[bool] = ..., lora: _Optional[bool] = ...) -> None: ...
+    kv_role: KvRole
+    def __init__(self, tasks: _Optional[_Iterable[_Union[Task, str]]] = ..., modalities: _Optional[_Iterable[_Union[Modality, str]]] = ..., max_choices: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_media_items: _Optional[int] = ..., constraints: _Optional[_Iterable[str]] = ..., tools: _Optional[bool] = ..., reasoning: _Optional[bool] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., continuation: _Optional[bool] = ..., lora: _Optional[bool] = ..., kv_role: _Optional[_Union[KvRole, str]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "revision", "fingerprint", "architecture", "max_model_len", "vocab_size", "eos_token_ids", "quantization", "capabilities", "weights_fingerprint", "adapters", "parent")

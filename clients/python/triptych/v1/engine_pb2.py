@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from triptych.v1 import common_pb2 as triptych_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/v1/engine.proto\x12\x0btriptych.v1\x1a\x18triptych/v1/common.proto\"\x8a\x04\n\rEngineRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x15\n\x08priority\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\ncache_salt\x18\x05 \x01(\tH\x01\x88\x01\x01\x12$\n\x05media\x18\x06 \x03(\x0b\x32\x15.triptych.v1.MediaRef\x12\x33\n\x0cplaceholders\x18\x07 \x03(\x0b\x32\x1d.triptych.v1.PlaceholderRange\x12\x0e\n\x01n\x18\x08 \x01(\rH\x02\x88\x01\x01\x12+\n\nconstraint\x18\t \x01(\x0b\x32\x17.triptych.v1.Constraint\x12)\n\x07\x63ontext\x18\n \x01(\x0b\x32\x18.triptych.v1.CallContext\x12\x19\n\x11num_output_tokens\x18\x0b \x01(\r\x12\x1d\n\x10\x63onstraint_start\x18\x0c \x01(\rH\x03\x88\x01\x01\x12\x19\n\x0c\x61\x66\x66inity_key\x18\r \x01(\tH\x04\x88\x01\x01\x12\x0c\n\x04lora\x18\x0e \x01(\tB\x0b\n\t_priorityB\r\n\x0b_cache_saltB\x04\n\x02_nB\x13\n\x11_constraint_startB\x0f\n\r_affinity_key\"z\n\x0eSessionRequest\x12\'\n\x03\x61\x64\x64\x18\x01 \x03(\x0b\x32\x1a.triptych.v1.EngineRequest\x12\r\n\x05\x61\x62ort\x18\x02 \x03(\t\x12\x30\n\x0f\x61\x62ort_sequences\x18\x03 \x03(\x0b\x32\x17.triptych.v1.SequenceId\"/\n\nSequenceId\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\"\xd2\x01\n\x0fSessionResponse\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.triptych.v1.Instance\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.triptych.v1.ModelInfo\x12\x12\n\ngoing_away\x18\x03 \x01(\x08\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12,\n\x07outputs\x18\x05 \x03(\x0b\x32\x1b.triptych.v1.SequenceOutput\x12\x1f\n\x04load\x18\x06 \x01(\x0b\x32\x11.triptych.v1.Load\">\n\x0fGenerateRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.triptych.v1.EngineRequest\"?\n\x10GenerateResponse\x12+\n\x06output\x18\x01 \x01(\x0b\x32\x1b.triptych.v1.SequenceOutput\"\x92\x01\n\x19\x45ngineServiceEmbedRequest\x12,\n\x08requests\x18\x01 \x03(\x0b\x32\x1a.triptych.v1.EngineRequest\x12+\n\x07pooling\x18\x02 \x01(\x0b\x32\x1a.triptych.v1.PoolingParams\x12\x1a\n\x12second_text_starts\x18\x03 \x03(\r\"h\n\x1a\x45ngineServiceEmbedResponse\x12\'\n\nembeddings\x18\x01 \x03(\x0b\x32\x13.triptych.v1.Tensor\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.triptych.v1.Usage\"\x1e\n\x1c\x45ngineServiceDescribeRequest\"\x90\x01\n\x1d\x45ngineServiceDescribeResponse\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.triptych.v1.Instance\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.triptych.v1.ModelInfo\x12\x1f\n\x04load\x18\x03 \x01(\x0b\x32\x11.triptych.v1.Load\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\",\n\rAbortResponse\x12\x1b\n\x13\x61\x62orted_request_ids\x18\x01 \x03(\t\"\x14\n\x12WatchBlocksRequest\"m\n\x13WatchBlocksResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08is_whole\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x03 \x03(\x06\x12\x0f\n\x07removed\x18\x04 \x03(\x06\x12\x12\n\nblock_size\x18\x05 \x01(\r\":\n\x10WatchLoadRequest\x12\x17\n\ninterval_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_interval_s\"4\n\x11WatchLoadResponse\x12\x1f\n\x04load\x18\x01 \x01(\x0b\x32\x11.triptych.v1.Load\"\xa5\x03\n\x0eSequenceOutput\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x0b \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.triptych.v1.TokenLogprobs\x12\x33\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x1a.triptych.v1.TokenLogprobs\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.triptych.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12!\n\x05usage\x18\x07 \x01(\x0b\x32\x12.triptych.v1.Usage\x12%\n\x07timings\x18\x08 \x01(\x0b\x32\x14.triptych.v1.Timings\x12(\n\x05\x65rror\x18\t \x01(\x0b\x32\x19.triptych.v1.RequestError\x12&\n\x05media\x18\n \x03(\x0b\x32\x17.triptych.v1.MediaFetchB\x10\n\x0e_stop_token_id\"^\n\nMediaFetch\x12,\n\x06source\x18\x01 \x01(\x0e\x32\x1c.triptych.v1.EmbeddingSource\x12\x0f\n\x07\x66\x65tch_s\x18\x02 \x01(\x01\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"m\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"\xb8\x02\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x1c\n\x14prefix_cache_queries\x18\x06 \x01(\x04\x12\x19\n\x11prefix_cache_hits\x18\x07 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x08 \x01(\x04\x12\x1c\n\x14num_generated_tokens\x18\t \x01(\x04\x12\x12\n\nstep_age_s\x18\n \x01(\x01\x12\x16\n\x0elongest_step_s\x18\x0b \x01(\x01\x12\x12\n\nnum_recent\x18\x0c \x01(\x01\x12\x15\n\ris_restarting\x18\r \x01(\x08\x32\xc3\x04\n\rEngineService\x12H\n\x07Session\x12\x1b.triptych.v1.SessionRequest\x1a\x1c.triptych.v1.SessionResponse(\x01\x30\x01\x12I\n\x08Generate\x12\x1c.triptych.v1.GenerateRequest\x1a\x1d.triptych.v1.GenerateResponse0\x01\x12X\n\x05\x45mbed\x12&.triptych.v1.EngineServiceEmbedRequest\x1a\'.triptych.v1.EngineServiceEmbedResponse\x12\x61\n\x08\x44\x65scribe\x12).triptych.v1.EngineServiceDescribeRequest\x1a*.triptych.v1.EngineServiceDescribeResponse\x12>\n\x05\x41\x62ort\x12\x19.triptych.v1.AbortRequest\x1a\x1a.triptych.v1.AbortResponse\x12L\n\tWatchLoad\x12\x1d.triptych.v1.WatchLoadRequest\x1a\x1e.triptych.v1.WatchLoadResponse0\x01\x12R\n\x0bWatchBlocks\x12\x1f.triptych.v1.WatchBlocksRequest\x1a .triptych.v1.WatchBlocksResponse0\x01\x42\x85\x01\n\x0e\x61i.triptych.v1P\x01Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\xf8\x01\x01\xa2\x02\x03TPV\xaa\x02\x0bTriptych.V1\xca\x02\x0bTriptych\\V1\xea\x02\x0cTriptych::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/v1/engine.proto\x12\x0btriptych.v1\x1a\x18triptych/v1/common.proto\"\x9d\x04\n\rEngineRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x15\n\x08priority\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\ncache_salt\x18\x05 \x01(\tH\x01\x88\x01\x01\x12$\n\x05media\x18\x06 \x03(\x0b\x32\x15.triptych.v1.MediaRef\x12\x33\n\x0cplaceholders\x18\x07 \x03(\x0b\x32\x1d.triptych.v1.PlaceholderRange\x12\x0e\n\x01n\x18\x08 \x01(\rH\x02\x88\x01\x01\x12+\n\nconstraint\x18\t \x01(\x0b\x32\x17.triptych.v1.Constraint\x12)\n\x07\x63ontext\x18\n \x01(\x0b\x32\x18.triptych.v1.CallContext\x12\x19\n\x11num_output_tokens\x18\x0b \x01(\r\x12\x1d\n\x10\x63onstraint_start\x18\x0c \x01(\rH\x03\x88\x01\x01\x12\x19\n\x0c\x61\x66\x66inity_key\x18\r \x01(\tH\x04\x88\x01\x01\x12\x0c\n\x04lora\x18\x0e \x01(\t\x12\x11\n\tkv_source\x18\x0f \x01(\tB\x0b\n\t_priorityB\r\n\x0b_cache_saltB\x04\n\x02_nB\x13\n\x11_constraint_startB\x0f\n\r_affinity_key\"z\n\x0eSessionRequest\x12\'\n\x03\x61\x64\x64\x18\x01 \x03(\x0b\x32\x1a.triptych.v1.EngineRequest\x12\r\n\x05\x61\x62ort\x18\x02 \x03(\t\x12\x30\n\x0f\x61\x62ort_sequences\x18\x03 \x03(\x0b\x32\x17.triptych.v1.SequenceId\"/\n\nSequenceId\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\"\xd2\x01\n\x0fSessionResponse\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.triptych.v1.Instance\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.triptych.v1.ModelInfo\x12\x12\n\ngoing_away\x18\x03 \x01(\x08\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12,\n\x07outputs\x18\x05 \x03(\x0b\x32\x1b.triptych.v1.SequenceOutput\x12\x1f\n\x04load\x18\x06 \x01(\x0b\x32\x11.triptych.v1.Load\">\n\x0fGenerateRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.triptych.v1.EngineRequest\"?\n\x10GenerateResponse\x12+\n\x06output\x18\x01 \x01(\x0b\x32\x1b.triptych.v1.SequenceOutput\"\x92\x01\n\x19\x45ngineServiceEmbedRequest\x12,\n\x08requests\x18\x01 \x03(\x0b\x32\x1a.triptych.v1.EngineRequest\x12+\n\x07pooling\x18\x02 \x01(\x0b\x32\x1a.triptych.v1.PoolingParams\x12\x1a\n\x12second_text_starts\x18\x03 \x03(\r\"h\n\x1a\x45ngineServiceEmbedResponse\x12\'\n\nembeddings\x18\x01 \x03(\x0b\x32\x13.triptych.v1.Tensor\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.triptych.v1.Usage\"\x1e\n\x1c\x45ngineServiceDescribeRequest\"\x90\x01\n\x1d\x45ngineServiceDescribeResponse\x12\'\n\x08instance\x18\x01 \x01(\x0b\x32\x15.triptych.v1.Instance\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.triptych.v1.ModelInfo\x12\x1f\n\x04load\x18\x03 \x01(\x0b\x32\x11.triptych.v1.Load\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\",\n\rAbortResponse\x12\x1b\n\x13\x61\x62orted_request_ids\x18\x01 \x03(\t\"\x14\n\x12WatchBlocksRequest\"m\n\x13WatchBlocksResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08is_whole\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x03 \x03(\x06\x12\x0f\n\x07removed\x18\x04 \x03(\x06\x12\x12\n\nblock_size\x18\x05 \x01(\r\":\n\x10WatchLoadRequest\x12\x17\n\ninterval_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_interval_s\"4\n\x11WatchLoadResponse\x12\x1f\n\x04load\x18\x01 \x01(\x0b\x32\x11.triptych.v1.Load\"\xa5\x03\n\x0eSequenceOutput\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x0b \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.triptych.v1.TokenLogprobs\x12\x33\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x1a.triptych.v1.TokenLogprobs\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.triptych.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12!\n\x05usage\x18\x07 \x01(\x0b\x32\x12.triptych.v1.Usage\x12%\n\x07timings\x18\x08 \x01(\x0b\x32\x14.triptych.v1.Timings\x12(\n\x05\x65rror\x18\t \x01(\x0b\x32\x19.triptych.v1.RequestError\x12&\n\x05media\x18\n \x03(\x0b\x32\x17.triptych.v1.MediaFetchB\x10\n\x0e_stop_token_id\"^\n\nMediaFetch\x12,\n\x06source\x18\x01 \x01(\x0e\x32\x1c.triptych.v1.EmbeddingSource\x12\x0f\n\x07\x66\x65tch_s\x18\x02 \x01(\x01\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"m\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"\xb8\x02\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x1c\n\x14prefix_cache_queries\x18\x06 \x01(\x04\x12\x19\n\x11prefix_cache_hits\x18\x07 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x08 \x01(\x04\x12\x1c\n\x14num_generated_tokens\x18\t \x01(\x04\x12\x12\n\nstep_age_s\x18\n \x01(\x01\x12\x16\n\x0elongest_step_s\x18\x0b \x01(\x01\x12\x12\n\nnum_recent\x18\x0c \x01(\x01\x12\x15\n\ris_restarting\x18\r \x01(\x08\x32\xc3\x04\n\rEngineService\x12H\n\x07Session\x12\x1b.triptych.v1.SessionRequest\x1a\x1c.triptych.v1.SessionResponse(\x01\x30\x01\x12I\n\x08Generate\x12\x1c.triptych.v1.GenerateRequest\x1a\x1d.triptych.v1.GenerateResponse0\x01\x12X\n\x05\x45mbed\x12&.triptych.v1.EngineServiceEmbedRequest\x1a\'.triptych.v1.EngineServiceEmbedResponse\x12\x61\n\x08\x44\x65scribe\x12).triptych.v1.EngineServiceDescribeRequest\x1a*.triptych.v1.EngineServiceDescribeResponse\x12>\n\x05\x41\x62ort\x12\x19.triptych.v1.AbortRequest\x1a\x1a.triptych.v1.AbortResponse\x12L\n\tWatchLoad\x12\x1d.triptych.v1.WatchLoadRequest\x1a\x1e.triptych.v1.WatchLoadResponse0\x01\x12R\n\x0bWatchBlocks\x12\x1f.triptych.v1.WatchBlocksRequest\x1a .triptych.v1.WatchBlocksResponse0\x01\x42\x85\x01\n\x0e\x61i.triptych.v1P\x01Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\xf8\x01\x01\xa2\x02\x03TPV\xaa\x02\x0bTriptych.V1\xca\x02\x0bTriptych\\V1\xea\x02\x0cTriptych::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,45 +34,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\016ai.triptych.v1P\001Z=github.com/triptych-ai/triptych/gen/go/triptych/v1;triptychv1\370\001\001\242\002\003TPV\252\002\013Triptych.V1\312\002\013Triptych\\V1\352\002\014Triptych::V1'
   _globals['_ENGINEREQUEST']._serialized_start=68
-  _globals['_ENGINEREQUEST']._serialized_end=590
-  _globals['_SESSIONREQUEST']._serialized_start=592
-  _globals['_SESSIONREQUEST']._serialized_end=714
-  _globals['_SEQUENCEID']._serialized_start=716
-  _globals['_SEQUENCEID']._serialized_end=763
-  _globals['_SESSIONRESPONSE']._serialized_start=766
-  _globals['_SESSIONRESPONSE']._serialized_end=976
-  _globals['_GENERATEREQUEST']._serialized_start=978
-  _globals['_GENERATEREQUEST']._serialized_end=1040
-  _globals['_GENERATERESPONSE']._serialized_start=1042
-  _globals['_GENERATERESPONSE']._serialized_end=1105
-  _globals['_ENGINESERVICEEMBEDREQUEST']._serialized_start=1108
-  _globals['_ENGINESERVICEEMBEDREQUEST']._serialized_end=1254
-  _globals['_ENGINESERVICEEMBEDRESPONSE']._serialized_start=1256
-  _globals['_ENGINESERVICEEMBEDRESPONSE']._serialized_end=1360
-  _globals['_ENGINESERVICEDESCRIBEREQUEST']._serialized_start=1362
-  _globals['_ENGINESERVICEDESCRIBEREQUEST']._serialized_end=1392
-  _globals['_ENGINESERVICEDESCRIBERESPONSE']._serialized_start=1395
-  _globals['_ENGINESERVICEDESCRIBERESPONSE']._serialized_end=1539
-  _globals['_ABORTREQUEST']._serialized_start=1541
-  _globals['_ABORTREQUEST']._serialized_end=1576
-  _globals['_ABORTRESPONSE']._serialized_start=1578
-  _globals['_ABORTRESPONSE']._serialized_end=1622
-  _globals['_WATCHBLOCKSREQUEST']._serialized_start=1624
-  _globals['_WATCHBLOCKSREQUEST']._serialized_end=1644
-  _globals['_WATCHBLOCKSRESPONSE']._serialized_start=1646
-  _globals['_WATCHBLOCKSRESPONSE']._serialized_end=1755
-  _globals['_WATCHLOADREQUEST']._serialized_start=1757
-  _globals['_WATCHLOADREQUEST']._serialized_end=1815
-  _globals['_WATCHLOADRESPONSE']._serialized_start=1817
-  _globals['_WATCHLOADRESPONSE']._serialized_end=1869
-  _globals['_SEQUENCEOUTPUT']._serialized_start=1872
-  _globals['_SEQUENCEOUTPUT']._serialized_end=2293
-  _globals['_MEDIAFETCH']._serialized_start=2295
-  _globals['_MEDIAFETCH']._serialized_end=2389
-  _globals['_TOKENLOGPROBS']._serialized_start=2391
-  _globals['_TOKENLOGPROBS']._serialized_end=2500
-  _globals['_LOAD']._serialized_start=2503
-  _globals['_LOAD']._serialized_end=2815
-  _globals['_ENGINESERVICE']._serialized_start=2818
-  _globals['_ENGINESERVICE']._serialized_end=3397
+  _globals['_ENGINEREQUEST']._serialized_end=609
+  _globals['_SESSIONREQUEST']._serialized_start=611
+  _globals['_SESSIONREQUEST']._serialized_end=733
+  _globals['_SEQUENCEID']._serialized_start=735
+  _globals['_SEQUENCEID']._serialized_end=782
+  _globals['_SESSIONRESPONSE']._serialized_start=785
+  _globals['_SESSIONRESPONSE']._serialized_end=995
+  _globals['_GENERATEREQUEST']._serialized_start=997
+  _globals['_GENERATEREQUEST']._serialized_end=1059
+  _globals['_GENERATERESPONSE']._serialized_start=1061
+  _globals['_GENERATERESPONSE']._serialized_end=1124
+  _globals['_ENGINESERVICEEMBEDREQUEST']._serialized_start=1127
+  _globals['_ENGINESERVICEEMBEDREQUEST']._serialized_end=1273
+  _globals['_ENGINESERVICEEMBEDRESPONSE']._serialized_start=1275
+  _globals['_ENGINESERVICEEMBEDRESPONSE']._serialized_end=1379
+  _globals['_ENGINESERVICEDESCRIBEREQUEST']._serialized_start=1381
+  _globals['_ENGINESERVICEDESCRIBEREQUEST']._serialized_end=1411
+  _globals['_ENGINESERVICEDESCRIBERESPONSE']._serialized_start=1414
+  _globals['_ENGINESERVICEDESCRIBERESPONSE']._serialized_end=1558
+  _globals['_ABORTREQUEST']._serialized_start=1560
+  _globals['_ABORTREQUEST']._serialized_end=1595
+  _globals['_ABORTRESPONSE']._serialized_start=1597
+  _globals['_ABORTRESPONSE']._serialized_end=1641
+  _globals['_WATCHBLOCKSREQUEST']._serialized_start=1643
+  _globals['_WATCHBLOCKSREQUEST']._serialized_end=1663
+  _globals['_WATCHBLOCKSRESPONSE']._serialized_start=1665
+  _globals['_WATCHBLOCKSRESPONSE']._serialized_end=1774
+  _globals['_WATCHLOADREQUEST']._serialized_start=1776
+  _globals['_WATCHLOADREQUEST']._serialized_end=1834
+  _globals['_WATCHLOADRESPONSE']._serialized_start=1836
+  _globals['_WATCHLOADRESPONSE']._serialized_end=1888
+  _globals['_SEQUENCEOUTPUT']._serialized_start=1891
+  _globals['_SEQUENCEOUTPUT']._serialized_end=2312
+  _globals['_MEDIAFETCH']._serialized_start=2314
+  _globals['_MEDIAFETCH']._serialized_end=2408
+  _globals['_TOKENLOGPROBS']._serialized_start=2410
+  _globals['_TOKENLOGPROBS']._serialized_end=2519
+  _globals['_LOAD']._serialized_start=2522
+  _globals['_LOAD']._serialized_end=2834
+  _globals['_ENGINESERVICE']._serialized_start=2837
+  _globals['_ENGINESERVICE']._serialized_end=3416
 # @@protoc_insertion_point(module_scope)

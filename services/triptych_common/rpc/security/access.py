@@ -42,7 +42,9 @@ RULES: Mapping[str, frozenset[Role] | None] = {
     **_rules("triptych.v1.DetokenizeService", _FRONTEND, "Detokenize", "DetokenizeStream"),
     **_rules("triptych.v1.EncoderService", _ENCODER, "Describe", "Encode", "Fetch", "Lookup", "Renew", "Release", "Evict"),
     **_rules("triptych.v1.EncoderService", _ENCODER, "GetStats", "WatchEvictions"),
-    **_rules("triptych.v1.EngineService", _ENGINE, "Session", "Generate", "Embed", "Describe", "Abort", "WatchLoad", "WatchBlocks"),
+    **_rules("triptych.v1.EngineService", _ENGINE, "Session", "Generate", "Embed", "Abort", "WatchLoad", "WatchBlocks"),
+    **_rules("triptych.v1.EngineService", _ENGINE | {Role.ENGINE}, "Describe"),
+    **_rules("triptych.v1.KvService", frozenset({Role.ENGINE}), "Hold", "Read", "Release"),
     # Of a router that does the work of a frontend.
     **_rules(
         "vllm.grpc.engine.VllmEngine", _ENGINE, "Generate", "Embed", "Abort", "GetTokenizer", "SubscribeKvEvents", "FlushCache"

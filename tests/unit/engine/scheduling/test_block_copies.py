@@ -187,3 +187,41 @@ def test_requests_of_another_salt_find_nothing():
     again.cache_salt = run.runner.salts["again"] = "another tenant"
     run.text(again)
     assert not run.num_loaded
+
+
+def offering(**options: int) -> Run:
+    run = Run(**options)
+    run.scheduler.kv_cache._offers_prompts = True
+    return run
+
+
+def test_blocks_of_a_prompt_are_there_for_others_with_its_first_token():
+    run = offering(num_blocks=24)
+    request = a_request("first", LONG, max_tokens=9)
+    run.scheduler.add(request)
+    while not any(output.token_ids for output in run.step()):
+        assert run.tier.num_found(request.block_hashes) == request.num_computed_tokens // 4
+    assert run.tier.num_found(request.block_hashes) == 8
+    while run.scheduler.has_work:
+        run.step()
+    assert run.tier.num_used == 8, "those of the output are not offered"
+
+
+def test_cached_blocks_are_offered_too():
+    run = offering(num_blocks=24)
+    run.text(a_request("first", LONG, max_tokens=1))
+    run.tier.clear()
+    again = a_request("again", LONG, max_tokens=1)
+    run.text(again)
+    assert again.num_cached_tokens == 32
+    assert run.tier.num_found(again.block_hashes) == 8
+
+
+def test_blocks_of_a_request_that_failed_are_not_offered():
+    run = offering(num_blocks=24)
+    run.runner.fail_requests.add("bad")
+    request = a_request("bad", LONG[:13], max_tokens=3)
+    run.scheduler.add(request)
+    run.step()
+    assert not run.scheduler.has_work or run.step() is not None
+    assert not run.tier.num_used

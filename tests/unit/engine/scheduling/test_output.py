@@ -27,7 +27,7 @@ def pickled(output: SchedulerOutput) -> bytes:
 
 def test_a_scheduler_output_is_the_same_after_a_journey_and_holds_no_request():
     tier = a_host_tier(64)
-    scheduler = a_scheduler(num_blocks=12, num_drafts=2, max_num_batched_tokens=64, tier=tier)
+    scheduler = a_scheduler(num_blocks=12, num_drafts=2, max_num_batched_tokens=64, tier=tier, offers_prompts=True)
     runner = FakeRunner(tier=tier)
     scheduler.add(a_request("text", list(range(10)), max_tokens=12))
     scheduler.add(a_request("other", list(range(20, 29)), max_tokens=12, logit_bias={3: 1.0}))

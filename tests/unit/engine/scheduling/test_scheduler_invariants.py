@@ -42,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_in_flight=st.sampled_from([0, 1, 1, 2]),
         num_drafts=st.sampled_from([0, 0, 1, 4]),
         num_slots=st.sampled_from([0, 4, 8, 64]),
+        offers_prompts=st.booleans(),
     )
     def start(
         self,
@@ -56,6 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_in_flight: int,
         num_drafts: int,
         num_slots: int,
+        offers_prompts: bool,
     ) -> None:
         self.max_in_flight = max_in_flight  # steps that are left to run while the next is scheduled
         self.in_flight: deque[SchedulerOutput] = deque()
@@ -71,6 +73,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             max_embeddings=max_embeddings,
             tier=self.tier,
+            offers_prompts=offers_prompts,
             # About two prompt tokens beside each one that decodes.
             pacer=StepPacer(StepCosts(1.0, 1.0, 0.5), max_step_s=8.0, min_prompt_tokens=2) if paced else None,
         )

@@ -1,0 +1,1 @@
+"""Blocks of the KV cache from one engine to another."""

@@ -1,0 +1,212 @@
+"""Fetches the blocks of a prompt from the engine that has computed it, before the prompt is scheduled here.
+
+Blocks arrive in the second tier, and come into the KV cache from there like any that were evicted. Whatever goes wrong is counted,
+and the prompt, or the rest of it, is computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+from triptych.v1 import kv_pb2
+from triptych_common.cluster.pool import Pool
+from triptych_common.telemetry.histogram import SECONDS, Histogram
+
+from triptych_engine.kv_offload.host_memory import HostMemory, Slots
+from triptych_engine.kv_offload.host_tier import HostTier
+from triptych_engine.kv_transfer.connection import PeerConnection
+from triptych_engine.kv_transfer.servicer import boot_id
+from triptych_engine.scheduling.kv_cache import KVCacheManager
+
+log = logging.getLogger(__name__)
+#: How long the other engine may take for an answer, and between two messages, in seconds.
+_ANSWER_S = 5.0
+#: How long a request waits for the connection to an engine that it names, in seconds.
+_CONNECT_WAIT_S = 1.0
+#: Blocks that are copied at once from memory of this host.
+_BATCH = 32
+
+
+class TransferError(Exception):
+    """Blocks did not arrive. The message is a label of the metric."""
+
+
+@dataclass
+class TransferStatistics:
+    """Counts since the start. The event loop writes them."""
+
+    #: From the request to the last block.
+    seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    num_blocks: int = 0
+    num_bytes: int = 0
+    #: Why prompts, or the rest of them, are computed although another engine has computed them.
+    failures: Counter[str] = field(default_factory=Counter)
+
+
+class BlockFetcher:
+    """Fetches blocks. Used on the event loop.
+
+    Args:
+        peers: the only engines that are contacted: no request makes this engine dial an address.
+        kv_cache: knows which blocks are here already.
+        tier: where blocks arrive.
+        layout: what the bytes of a block depend on.
+    """
+
+    def __init__(self, peers: Pool[PeerConnection], kv_cache: KVCacheManager, tier: HostTier, layout: str) -> None:
+        self._peers, self._kv_cache, self._tier, self._layout = peers, kv_cache, tier, layout
+        self.statistics = TransferStatistics()
+        self._fetching: dict[bytes, asyncio.Future[None]] = {}  # the first block that is missing -> its fetch
+        self._host: tuple[tuple[object, ...], Slots] | None = None  # the last memory that was mapped
+
+    async def fetch(self, hashes: Sequence[bytes], source: str) -> None:
+        """Fetch what is missing of a chain of blocks. Never raises, except when it is cancelled.
+
+        Args:
+            source: instance id of the engine that offers them.
+        """
+        started_s, num_held = time.perf_counter(), self._kv_cache.held_prefix(hashes)
+        missing = hashes[num_held:]
+        if missing and missing[0] in self._fetching:  # an equal prompt is on its way
+            await asyncio.wait([self._fetching[missing[0]]])
+            missing = hashes[self._kv_cache.held_prefix(hashes) :]
+        if not missing:
+            return
+        done = self._fetching[missing[0]] = asyncio.get_running_loop().create_future()
+        try:
+            await self._fetch(missing, await self._peer(source))
+            self.statistics.seconds.observe(time.perf_counter() - started_s)
+        except TransferError as error:
+            self._failed(str(error))
+        except grpc.aio.AioRpcError as error:
+            self._failed(error.code().name.lower(), error.details())
+        except TimeoutError:
+            self._failed("timeout")
+        except Exception:
+            log.exception("unexpected error while blocks were fetched")
+            self._failed("internal")
+        finally:
+            self._fetching.pop(missing[0], None)
+            done.set_result(None)
+
+    def _failed(self, reason: str, details: str | None = None) -> None:
+        self.statistics.failures[reason] += 1
+        log.warning("a prompt is computed here: blocks could not be fetched (%s)", details or reason)
+
+    async def _peer(self, source: str) -> PeerConnection:
+        def find() -> PeerConnection | None:
+            return next((peer for peer in self._peers.connections if peer.instance_id == source), None)
+
+        if find() is None:
+            await self._peers.until(lambda: find() is not None, _CONNECT_WAIT_S)
+        if (peer := find()) is None:
+            raise TransferError("unknown_source")
+        return peer
+
+    async def _fetch(self, hashes: Sequence[bytes], peer: PeerConnection) -> None:
+        request = kv_pb2.HoldRequest(block_hashes=hashes, layout=self._layout)
+        with peer.in_use():
+            held = await peer.stub.Hold(request, timeout=_ANSWER_S)
+            if not held.digests:
+                raise TransferError("not_there")
+            try:
+                if (slots := self._on_this_host(held.host)) is not None:
+                    await self._copy(hashes, held, slots)
+                else:
+                    await self._read(hashes, held, peer)
+            finally:
+                release = peer.stub.Release(kv_pb2.KvServiceReleaseRequest(lease_id=held.lease_id), timeout=_ANSWER_S)
+                asyncio.ensure_future(_ignored(release))  # noqa: RUF006 - it ends by its timeout
+
+    # -- on the same host -------------------------------------------------------------------------------------------------------
+
+    def _on_this_host(self, host: kv_pb2.HostSlots) -> Slots | None:
+        """The other engine's slots; None if they are on another host, or cannot be read."""
+        if not host.boot_id or host.boot_id != boot_id():
+            return None
+        identity = host.path, host.device, host.inode, host.size_bytes
+        if self._host is None or self._host[0] != identity:
+            try:
+                memory = HostMemory.open(*identity)
+            except OSError as error:
+                log.info("the blocks of another engine on this host cannot be read (%s); they come by gRPC", error)
+                return None
+            self._host = identity, Slots(memory, self._tier.block_bytes, mmap.ACCESS_READ)
+            memory.close()
+        return self._host[1]
+
+    async def _copy(self, hashes: Sequence[bytes], held: kv_pb2.HoldResponse, source: Slots) -> None:
+        for first in range(0, len(held.digests), _BATCH):
+            await asyncio.to_thread(self._copy_some, hashes, held, source, range(first, min(first + _BATCH, len(held.digests))))
+
+    def _copy_some(self, hashes: Sequence[bytes], held: kv_pb2.HoldResponse, source: Slots, numbers: range) -> None:
+        for number in numbers:
+            if (slot := self._reserve(hashes[number])) is not None:
+                for part, theirs in zip(self._tier.bytes_of(slot), source.bytes_of(held.host.slots[number]), strict=True):
+                    part[:] = theirs
+                self._arrived(slot, held.digests[number])
+
+    # -- by gRPC ----------------------------------------------------------------------------------------------------------------
+
+    async def _read(self, hashes: Sequence[bytes], held: kv_pb2.HoldResponse, peer: PeerConnection) -> None:
+        size = sum(self._tier.block_bytes)
+        stream = peer.stub.Read(kv_pb2.ReadRequest(lease_id=held.lease_id))
+        try:
+            number, data = 0, bytearray()
+            async for chunk in _in_time(stream):
+                data += chunk.data
+                while len(data) >= size and number < len(held.digests):
+                    await asyncio.to_thread(self._take, hashes[number], held.digests[number], bytes(data[:size]))
+                    del data[:size]
+                    number += 1
+            if number < len(held.digests) or data:
+                raise TransferError("cut")
+        finally:
+            stream.cancel()
+
+    def _take(self, block_hash: bytes, digest: bytes, data: bytes) -> None:
+        if (slot := self._reserve(block_hash)) is not None:
+            start = 0
+            for part in self._tier.bytes_of(slot):
+                part[:] = data[start : start + len(part)]
+                start += len(part)
+            self._arrived(slot, digest)
+
+    # -- for both ---------------------------------------------------------------------------------------------------------------
+
+    def _reserve(self, block_hash: bytes) -> int | None:
+        """A slot for a block; None if it is here. Raises TransferError if there is no room."""
+        slot = self._tier.reserve(block_hash)
+        if slot is None and not self._tier.num_found([block_hash]):
+            raise TransferError("no_room")
+        return slot
+
+    def _arrived(self, slot: int, digest: bytes) -> None:
+        if not self._tier.complete(slot, digest):
+            raise TransferError("corrupt")
+        self.statistics.num_blocks += 1
+        self.statistics.num_bytes += sum(self._tier.block_bytes)
+
+
+async def _in_time(stream: AsyncIterator[kv_pb2.ReadResponse]) -> AsyncIterator[kv_pb2.ReadResponse]:
+    """The messages of a stream. Raises TimeoutError if the next one takes too long."""
+    messages = aiter(stream)
+    while True:
+        try:
+            yield await asyncio.wait_for(anext(messages), _ANSWER_S)
+        except StopAsyncIteration:
+            return
+
+
+async def _ignored(call: object) -> None:
+    try:
+        await call  # type: ignore[misc]
+    except grpc.aio.AioRpcError as error:
+        log.debug("a lease could not be ended: %s", error.code().name)
