@@ -79,6 +79,13 @@ def serve(
     engines: Annotated[
         list[str] | None, typer.Option(help="Engines of each model, or NAME=NUMBER; each has the whole model.  [default: 1]")
     ] = None,
+    prefill_engines: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="So many of the engines compute long prompts, so that these do not slow down what the others decode; or "
+            "NAME=NUMBER.  [default: 0]"
+        ),
+    ] = None,
     encoders: Annotated[int, typer.Option(min=1, max=16, help="Encoders of each model that takes more than text.")] = 1,
     frontends: Annotated[int, typer.Option(min=1, max=16, help="Frontends of each model.")] = 1,
     served_model_name: Annotated[str | None, typer.Option(help="Name that clients use, of a single model.")] = None,
@@ -142,7 +149,13 @@ def serve(
         ready_fd=ready_fd,
         parent_pid=parent_pid,
     )
-    by_model = {"engines": engines, "max_model_len": max_model_len, "quantization": quantization, "task": task}
+    by_model = {
+        "engines": engines,
+        "prefill_engines": prefill_engines,
+        "max_model_len": max_model_len,
+        "quantization": quantization,
+        "task": task,
+    }
     run(options_of_models(models or [DEFAULT_MODEL], common, by_model), ctx.obj, memory)
 
 

@@ -33,6 +33,8 @@ class ServeOptions:
     encoder_port: int | None = None
     engine_port: int | None = None
     engines: int = 1
+    #: So many of the engines compute long prompts, and the others decode.
+    prefill_engines: int = 0
     encoders: int = 1
     frontends: int = 1
     served_model_name: str | None = None
@@ -90,6 +92,7 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 #: Options that may be given for one of several models, as NAME=VALUE -> how their values are read.
 _BY_MODEL: dict[str, Callable[[str], Any]] = {
     "engines": _number(1, 16),
+    "prefill_engines": _number(0, 15),
     "max_model_len": _number(1),
     "quantization": _one_of("none", "int8", "int4"),
     "task": _one_of("auto", "generate", "embed"),

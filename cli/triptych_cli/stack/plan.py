@@ -12,6 +12,7 @@ from triptych_common.host.memory import usable_memory
 from triptych_common.model.store import has_towers
 from triptych_common.settings import ServiceSettings
 
+from triptych_cli.errors import CommandError
 from triptych_cli.stack.options import ServeOptions
 from triptych_cli.stack.service import Service, settle, with_defaults
 from triptych_cli.stack.service_flags import SERVICES, ServiceArgs, parse_settings
@@ -63,7 +64,7 @@ def plan_model(options: ServeOptions, given: ServiceArgs, with_encoder: bool) ->
             flags[flag] = ",".join(service.address for service in services if service.kind == told) or None
         for number in range(options.num_replicas(kind)):
             name = f"{kind}-{number + 1}" if options.num_replicas(kind) > 1 else kind
-            own = _gpu_of(number, options, given) if kind == "engine" else {}
+            own = {**_gpu_of(number, options, given), **_role_of(number, options, services)} if kind == "engine" else {}
             step = options.number * _MODEL_PORT_STEP + number * _REPLICA_PORT_STEP
             name = f"{options.group}/{name}" if options.group else name
             services.append(settle(kind, name, {**flags, **own}, given.get(kind, []), step=step, group=options.group))
@@ -128,6 +129,25 @@ def _gpu_of(number: int, options: ServeOptions, given: ServiceArgs) -> dict[str,
     num_sharing = len(range(place, options.engines, num_places))
     first = place * getattr(engine, "tensor_parallel_size", 1)
     return {"--device": f"cuda:{first}", "--memory-utilization": round(GPU_UTILIZATION / num_sharing, 3)}
+
+
+def _role_of(number: int, options: ServeOptions, services: Sequence[Service]) -> dict[str, object]:
+    """What one of several engines computes; empty if all compute the same.
+
+    Args:
+        services: those that are planned so far, engines with smaller numbers among them.
+    """
+    if not options.prefill_engines:
+        return {}
+    if options.prefill_engines >= options.engines:
+        raise CommandError(
+            f"--prefill-engines {options.prefill_engines} leaves none of {options.engines} engines to decode; raise --engines",
+            exit_code=2,
+        )
+    if number < options.prefill_engines:
+        return {"--kv-role": "prefill"}
+    peers = [service.address for service in services if service.kind == "engine"][: options.prefill_engines]
+    return {"--kv-role": "decode", "--kv-peer-addresses": ",".join(peers)}
 
 
 def _cores_beside_encoder(options: ServeOptions, given: ServiceArgs) -> int | None:

@@ -88,7 +88,7 @@ class HostTier:
             return slot
 
     def complete(self, slot: int, expected: bytes | None = None) -> bool:
-        """A slot was written: its block can be found from now on. Not if its digest is another one than expected: then it is False."""
+        """A slot was written: its block can be found from now on. False, and not found, if its digest is not the expected one."""
         digest = digest_of(self.bytes_of(slot))
         is_right = expected is None or digest == expected
         with self._lock:

@@ -200,9 +200,11 @@ async def _in_time(stream: AsyncIterator[kv_pb2.ReadResponse]) -> AsyncIterator[
     messages = aiter(stream)
     while True:
         try:
-            yield await asyncio.wait_for(anext(messages), _ANSWER_S)
+            async with asyncio.timeout(_ANSWER_S):
+                message = await anext(messages)
         except StopAsyncIteration:
             return
+        yield message
 
 
 async def _ignored(call: object) -> None:

@@ -88,7 +88,9 @@ class EngineCall:
         if len(live) == len(self._sequences) and not any(one.has_output for one in live):
             moved = [self._place_all(tried)]
         else:
-            moved = [self._place(sequence, tried) for sequence in live]
+            # The engine that has computed the prompt has its KV cache.
+            source = placement.instance_id if cause == "prefilled" else ""
+            moved = [self._place(sequence, tried, source) for sequence in live]
         try:
             for one in moved:
                 one.start(error)
@@ -114,13 +116,18 @@ class EngineCall:
         self._num_placements += 1
         return self._placed(request, self._sequences, tried)
 
-    def _place(self, sequence: Sequence, tried: set[str]) -> Placement:
-        """The next placement of one sequence."""
+    def _place(self, sequence: Sequence, tried: set[str], kv_source: str = "") -> Placement:
+        """The next placement of one sequence.
+
+        Args:
+            kv_source: instance id of an engine that has computed it so far.
+        """
         sequence.num_placements += 1
         request = of_one(self.request, sequence.index - self._first_index)
         request.request_id += f".{sequence.num_placements}"
         request.prompt_token_ids.extend(sequence.token_ids)
         request.num_output_tokens = len(sequence.token_ids)
+        request.kv_source = kv_source
         if sequence.constraint_start is not None and request.HasField("constraint"):
             request.constraint_start = sequence.constraint_start
         if sequence.has_output:

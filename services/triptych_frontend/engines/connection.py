@@ -87,6 +87,11 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         return reported.num_running + reported.num_waiting + self._num_unreported + self._num_pooling
 
     @property
+    def is_for_prompts(self) -> bool:
+        """Whether it computes prompts for engines that decode."""
+        return self.model.capabilities.kv_role == common_pb2.KV_ROLE_PREFILL
+
+    @property
     def num_recent(self) -> float:
         """Sequences that came to the engine lately, including those of other frontends."""
         return self._arrivals.num_recent

@@ -14,13 +14,15 @@ from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.cluster.router import RETRYABLE, Demand, Router
 
 from triptych_frontend.engines.connection import EngineConnection
-from triptych_frontend.engines.policy import PromptCost
+from triptych_frontend.engines.policy import PromptCost, has_room
 
 #: A request may have been the reason why its engine was lost. One that had output for longer, in seconds, was not: it may try all
 #: again.
 _PROBATION_S = 5.0
-#: Why sequences leave an engine: it was lost, it drains, it hangs, or it took none of them.
-Cause = Literal["lost", "drained", "stalled", "refused"]
+#: Why sequences leave an engine: it was lost, it drains, it hangs, it took none of them, or it was to compute their prompt alone.
+Cause = Literal["lost", "drained", "stalled", "refused", "prefilled"]
+#: Where no engine that decodes has room, those with a computed prompt look again after so many tokens.
+_LOOK_AGAIN_TOKENS = 16
 
 
 class Listener(Protocol):
@@ -101,6 +103,11 @@ class Placement:
         #: Tokens that the engine has to compute before the first output.
         self._num_pending = 0
         self._demand = demand
+
+    @property
+    def instance_id(self) -> str:
+        """Of the engine that has it; empty for none."""
+        return "" if self._connection is None else self._connection.instance_id
 
     @property
     def is_live(self) -> bool:
@@ -197,6 +204,8 @@ class Placement:
         sequence.has_output = True
         sequence.token_ids.extend(output.token_ids)
         self._listener.on_output(sequence.index, output)
+        if self._connection is not None and self._connection.is_for_prompts and len(sequence.token_ids) % _LOOK_AGAIN_TOKENS == 1:
+            self._leave_prefill()
 
     def lost(self, error: TriptychError) -> None:
         if self._connection is not None:
@@ -233,6 +242,19 @@ class Placement:
             self._move(error, tried, "stalled")
         else:
             self._move(error, tried - {engine.instance_id}, "drained")
+
+    def _leave_prefill(self) -> None:
+        """Go on at an engine that decodes, if one has room. Else the sequences stay where they are."""
+        engine, live = self._connection, self.live_sequences
+        if engine is None or not live or not all(one.has_output and not one.is_aborted for one in live):
+            return
+        # The log probabilities of a prompt need all of it.
+        if self.request.sampling.HasField("prompt_logprobs"):
+            return
+        num_tokens = len(self.request.prompt_token_ids) + max(len(one.token_ids) for one in live)
+        if self._router.choose(Demand(lambda other: has_room(other, num_tokens)), self.tried) is not None:
+            error = ServiceUnavailableError("the engine was to compute the prompt alone")
+            self._move(error, self.tried | {engine.instance_id}, "prefilled")
 
     def _count_loss(self) -> None:
         for sequence in self.live_sequences:

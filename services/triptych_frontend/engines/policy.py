@@ -4,12 +4,15 @@
 again for prompts that were sent there and have no output yet; and so many for each sequence that runs or waits there. It is the
 cost of NVIDIA Dynamo's router (missing blocks + active blocks), for an engine in which prompts take turns. Media are sticky
 (`Router.choose`): what blocks are called depends on them.
+
+Where some engines have the role to compute prompts, a long prompt goes to one of them, and on to another engine with its first
+output token (`Placement`). Short ones, and those that another engine has cached, go there at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from triptych.v1 import engine_pb2
@@ -29,6 +32,8 @@ _SEQUENCE_TOKENS = 64
 _GRAIN_TOKENS = 2 * _SEQUENCE_TOKENS
 #: Engines whose missing tokens differ by at most this hold the same: the first block of many chats is their template's.
 _SAME_TOKENS = 16
+#: A prompt of which an engine that decodes lacks no more than so many tokens goes there: it computes them in a step or two.
+_SHORT_TOKENS = 256
 #: Blocks of a prompt that are compared. Their names take a microsecond each, on the event loop.
 _MAX_BLOCKS = 1024
 
@@ -44,6 +49,7 @@ class PromptCost:
 
     def __call__(self, engines: Sequence[EngineConnection]) -> EngineConnection:
         """The engine where the prompt costs least."""
+        engines = of_role(engines, self.num_missing)
         missing = {engine: self.num_missing(engine) for engine in engines}
         # An engine lets the shortest prompt take turns with the first, so that none waits for more than twice its own time.
         costs = {
@@ -93,12 +99,30 @@ class PromptCost:
         return self._blocks[size, digest]
 
 
+def of_role(engines: Sequence[EngineConnection], num_missing: Callable[[EngineConnection], int]) -> Sequence[EngineConnection]:
+    """Those among which a request may choose by its prompt: all, if they have the same role.
+
+    Args:
+        num_missing: tokens of the prompt that an engine has to compute.
+    """
+    prefill = [engine for engine in engines if engine.is_for_prompts]
+    others = [engine for engine in engines if not engine.is_for_prompts]
+    if not prefill or not others:
+        return engines
+    return others if min(map(num_missing, others)) <= _SHORT_TOKENS else prefill
+
+
 def demand_of(request: engine_pb2.EngineRequest, routing: Routing = "prefix") -> Demand[EngineConnection]:
     """What a request asks of the engine that takes it."""
 
     def suits(engine: EngineConnection) -> bool:
         able = engine.model.capabilities
+        if request.kv_source and not has_room(engine, len(request.prompt_token_ids)):
+            return False
         return (able.continuation or not request.num_output_tokens) and (able.lora or not request.lora)
+
+    def num_missing(engine: EngineConnection) -> int:
+        return len(request.prompt_token_ids)
 
     if request.media:
         # The engine may hold the embeddings and the KV cache.
@@ -106,5 +130,13 @@ def demand_of(request: engine_pb2.EngineRequest, routing: Routing = "prefix") ->
     if routing == "prefix":
         return Demand(suits, pick=PromptCost(request))
     if routing == "round-robin":
-        return Demand(suits, pick=lambda engines: min(engines, key=lambda engine: engine.num_sent))
-    return Demand(suits)
+        return Demand(suits, pick=lambda engines: min(of_role(engines, num_missing), key=lambda engine: engine.num_sent))
+    return Demand(suits, pick=lambda engines: min(of_role(engines, num_missing), key=lambda engine: engine.load))
+
+
+def has_room(engine: EngineConnection, num_tokens: int) -> bool:
+    """Whether an engine that decodes can go on with a sequence of so many tokens at once."""
+    load = engine.reported_load
+    if engine.is_for_prompts or engine.is_doubtful or load.num_waiting:
+        return False
+    return load.num_free_blocks * load.block_size > num_tokens + load.block_size

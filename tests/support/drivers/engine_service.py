@@ -8,11 +8,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import grpc
-from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
+from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc, kv_pb2_grpc
 from triptych_common.rpc.channels import open_channel
+from triptych_common.rpc.control import Health
 from triptych_common.telemetry.tracing import OFF, Tracer
 from triptych_engine.core import EngineCore
 from triptych_engine.kv_events.batches import KVEventBatches
+from triptych_engine.kv_offload.host_tier import HostTier
+from triptych_engine.kv_transfer.servicer import KvServicer
 from triptych_engine.media.fetcher import FetchStatistics
 from triptych_engine.metrics import EngineMetrics
 from triptych_engine.rpc.outbox import Outbox
@@ -38,6 +42,8 @@ class Served:
     outbox: Outbox
     metrics: EngineMetrics
     kv_events: KVEventBatches
+    kv: KvServicer
+    address: str
 
     async def until_idle(self) -> None:
         """Wait until no request is live, then check that all blocks are free."""
@@ -56,9 +62,20 @@ class Served:
 
 
 @asynccontextmanager
-async def an_engine(tracer: Tracer = OFF, *, with_kv_events: bool = False, **scheduler_options: int) -> AsyncIterator[Served]:
-    runner = FakeRunner()
-    scheduler = a_scheduler(NUM_BLOCKS, **scheduler_options)  # type: ignore[arg-type]
+async def an_engine(
+    tracer: Tracer = OFF, *, with_kv_events: bool = False, tier: HostTier | None = None, **scheduler_options: int
+) -> AsyncIterator[Served]:
+    runner, kv, health = FakeRunner(tier=tier), KvServicer(), Health(())
+    await health.set_ready(True)
+    scheduler = a_scheduler(NUM_BLOCKS, tier=tier, **scheduler_options)  # type: ignore[arg-type]
+    if tier is not None:
+        kv.attach(tier, "layout")
+
+    def register(server: grpc.aio.Server) -> None:
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, server)
+        kv_pb2_grpc.add_KvServiceServicer_to_server(kv, server)
+        health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
+
     outbox = Outbox(asyncio.get_running_loop(), lambda load: servicer.on_load(load), tracer)
     servicer = EngineServicer(outbox, lambda: common_pb2.Instance(id="this engine"), tracer)
     core = EngineCore(scheduler, runner, outbox.publish)
@@ -70,11 +87,12 @@ async def an_engine(tracer: Tracer = OFF, *, with_kv_events: bool = False, **sch
     servicer.attach(core, MODEL, scheduler.kv_cache.capacity_tokens)
     try:
         async with (
-            serving(lambda server: engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, server)) as address,
+            serving(register) as address,
             open_channel(address) as channel,
         ):
             metrics = EngineMetrics(core, scheduler, outbox.statistics, FetchStatistics(), MODEL.name, 4, kv_events)
-            yield Served(engine_pb2_grpc.EngineServiceStub(channel), runner, core, servicer, outbox, metrics, kv_events)
+            stub = engine_pb2_grpc.EngineServiceStub(channel)
+            yield Served(stub, runner, core, servicer, outbox, metrics, kv_events, kv, address)
     finally:
         if runner.gate is not None:
             runner.gate.release(10_000)
