@@ -49,7 +49,7 @@ class Form:
     def __init__(self, settings: EngineSettings, size: int, *, shares_memory: bool) -> None:
         path = model_store.resolve_model(settings.model, model_store.WEIGHT_PATTERNS)
         model = model_store.model_info(path, model_store.served_name(settings.model), settings.max_model_len)
-        make = partial(executor_of_worker, settings, model, path, None, 0)
+        make = partial(executor_of_worker, settings, model, path, None, 0, None)
         self._executor = MultiprocExecutor(WorkerConfig(make), num_workers=size)
         with mock.patch.object(os, "memfd_create", os.memfd_create if shares_memory else _none):
             loaded = self._executor.load()

@@ -61,6 +61,7 @@ KINDS = {
     "executors": Kind(steps.render_executors),
     "ranks": Kind(steps.render_ranks),
     "routing": Kind(routing.render),
+    "roles": Kind(routing.render_roles),
     "encoder": Kind(encoder.render),
     "constraints.streams": Kind(sampling.render_streams),
     "constraints.steps": Kind(sampling.render_steps),

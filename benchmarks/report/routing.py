@@ -1,8 +1,9 @@
-"""The table of what benchmarks.routing measured."""
+"""Tables of what benchmarks.routing and benchmarks.roles measured."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 
 from benchmarks.report.tables import count, origin, table
 
@@ -32,3 +33,32 @@ def render(results: dict, source: str) -> str:
         )
     head = ("routing", "frontends", "found in prefix caches", "TTFT p50, ms", "p99, ms", "tok/s", "load max/mean")
     return "\n\n".join([origin(results, source, words), table(head, rows)])
+
+
+def render_roles(results: dict, source: str) -> str:
+    """Streams beside long prompts, on engines with and without roles. Medians of the rounds, smallest and largest."""
+    load, rounds = results["load"], results["rounds"]
+    words = (
+        f"{count(load['streams'], 'stream')}, beside them prompts of {load['prompt']} tokens, one at a time, {load['answer']} tokens of"
+        f" answer; {load['seconds']:.0f} s in each of {count(len(rounds), 'round')}; medians, smallest and largest"
+    )
+    equal, answers = (sum(one[key] for one in rounds) for key in ("num_equal_answers", "num_answers"))
+    figures: list[tuple[str, Callable[[dict], float], str]] = [
+        ("ITL p50 without long prompts, ms", lambda one: one["itl_alone_ms"]["p50"], ".1f"),
+        ("p99, ms", lambda one: one["itl_alone_ms"]["p99"], ".1f"),
+        ("ITL p50 beside them, ms", lambda one: one["itl_beside_ms"]["p50"], ".1f"),
+        ("p99, ms", lambda one: one["itl_beside_ms"]["p99"], ".1f"),
+        ("p99 beside them / without", lambda one: one["p99_ratio"], ".2f"),
+        ("output tokens/s", lambda one: one["output_tokens_per_s"], ".0f"),
+        ("prompt tokens/s", lambda one: one["prompt_tokens_per_s"], ".0f"),
+        ("first token of a long prompt, s", lambda one: statistics.median(one["ttft_s"]), ".2f"),
+        ("its second token, s later", lambda one: statistics.median(one["second_token_s"]), ".2f"),
+        ("transfer, s", lambda one: one["fetch_s"] / max(1, one["fetches"]), ".2f"),
+    ]
+    rows = []
+    for label, value, form in figures:
+        both = [sorted(value(one[setup]) for one in rounds) for setup in ("roles", "mixed")]
+        rows.append((label, *(f"{statistics.median(some):{form}} ({some[0]:{form}} to {some[-1]:{form}})" for some in both)))
+    head = ("", "one for prompts, one decodes", "both do all")
+    note = f"The same answers to long prompts in both: {equal} of {answers}."
+    return "\n\n".join([origin(results, source, words), table(head, rows), note])

@@ -236,14 +236,14 @@ def output_message(output: SequenceOutput, request_id: str, index: int = 0) -> e
         message.logprobs.extend(map(_logprobs_message, output.logprobs))
     if output.prompt_logprobs:
         message.prompt_logprobs.extend(map(_logprobs_message, output.prompt_logprobs))
+    if output.usage is not None:
+        prompt_tokens, completion_tokens, cached_tokens = output.usage
+        message.usage.prompt_tokens, message.usage.completion_tokens = prompt_tokens, completion_tokens
+        message.usage.cached_tokens = cached_tokens
     if output.finish_reason is not None:
         message.finish_reason = _FINISH_REASONS[output.finish_reason]
         if output.stop_token_id is not None:
             message.stop_token_id = output.stop_token_id
-        if output.usage is not None:
-            prompt_tokens, completion_tokens, cached_tokens = output.usage
-            message.usage.prompt_tokens, message.usage.completion_tokens = prompt_tokens, completion_tokens
-            message.usage.cached_tokens = cached_tokens
         if output.media is not None:
             put_media_usage(message, output.media)
         if output.timings is not None:

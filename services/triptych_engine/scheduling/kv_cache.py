@@ -37,7 +37,7 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         #: Between the cache and the tier; None without one.
         self.copies = None if tier is None else BlockCopies(self.pool, tier)
-        self._caching, self._offers_prompts = enable_prefix_caching, offers_prompts
+        self._caching, self.offers_prompts = enable_prefix_caching, offers_prompts
         #: Hashes of blocks that running requests compute now -> the priority of the request.
         self._computing: dict[bytes, int] = {}
         #: Called with each of them that is computed, or given up.
@@ -110,7 +110,7 @@ class KVCacheManager:
 
     def offer(self, request: Request, first: int, end: int) -> list[tuple[int, int]]:
         """Copies of a prompt's blocks that are full once its tokens up to `end` are computed, from block `first` on."""
-        if self.copies is None or not self._offers_prompts or not self._shares(request):
+        if self.copies is None or not self.offers_prompts or not self._shares(request):
             return []
         last = min(end, request.num_prompt_tokens) // self.block_size
         return self.copies.offer(request.block_ids[first:last], request.block_hashes[first:last])

@@ -53,7 +53,16 @@ class Sequence:
     num_losses: int = 0
     #: Output tokens before the constraint, if that does not say itself where it begins.
     constraint_start: int | None = None
+    #: Prompt tokens that the engine which computed the prompt for others had cached; None: there is no such engine.
+    cached_tokens: int | None = None
     placement: Placement | None = None
+
+    def count_cached(self, output: engine_pb2.SequenceOutput) -> None:
+        """Blocks that came from another engine were cached at the last one, but computed for this sequence."""
+        if not output.finish_reason:
+            self.cached_tokens = output.usage.cached_tokens
+        elif self.cached_tokens is not None:
+            output.usage.cached_tokens = min(self.cached_tokens, output.usage.cached_tokens)
 
 
 class Owner(Protocol):
@@ -202,6 +211,8 @@ class Placement:
             self._end(position)
         sequence = self._sequences[position]
         sequence.has_output = True
+        if output.HasField("usage"):
+            sequence.count_cached(output)
         sequence.token_ids.extend(output.token_ids)
         self._listener.on_output(sequence.index, output)
         if self._connection is not None and self._connection.is_for_prompts and len(sequence.token_ids) % _LOOK_AGAIN_TOKENS == 1:

@@ -191,7 +191,7 @@ def test_requests_of_another_salt_find_nothing():
 
 def offering(**options: int) -> Run:
     run = Run(**options)
-    run.scheduler.kv_cache._offers_prompts = True
+    run.scheduler.kv_cache.offers_prompts = True
     return run
 
 
