@@ -39,8 +39,8 @@ def render_roles(results: dict, source: str) -> str:
     """Streams beside long prompts, on engines with and without roles. Medians of the rounds, smallest and largest."""
     load, rounds = results["load"], results["rounds"]
     words = (
-        f"{count(load['streams'], 'stream')}, beside them prompts of {load['prompt']} tokens, one at a time, {load['answer']} tokens"
-        f" of answer; {load['seconds']:.0f} s in each of {count(len(rounds), 'round')}; medians, smallest and largest"
+        f"{count(load['streams'], 'stream')}, beside them prompts of {load['prompt']} tokens, one at a time, with answers of"
+        f" {load['answer']}; {load['seconds']:.0f} s in each of {count(len(rounds), 'round')}; medians, smallest and largest"
     )
     equal, answers = (sum(one[key] for one in rounds) for key in ("num_equal_answers", "num_answers"))
     figures: list[tuple[str, Callable[[dict], float], str]] = [
