@@ -18,6 +18,7 @@ from triptych_engine.executor.multiproc import MultiprocExecutor
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
 from triptych_engine.executor.simulated import SimulatedEngine, SimulatedExecutor
 from triptych_engine.executor.worker import WorkerConfig, executor_of_worker
+from triptych_engine.kv_offload.disk_tier import DiskTier
 from triptych_engine.kv_offload.host_memory import HostMemory
 from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.scheduling.kv_cache import KVCacheManager
@@ -66,6 +67,8 @@ def new_host_memory(settings: EngineSettings, pooling: PoolingModel | None = Non
     if settings.kv_role == "decode" and not settings.kv_peer_addresses:
         raise StartupError("kv_role decode needs kv_peer_addresses")
     if not (num_bytes := settings.host_memory_bytes):
+        if settings.kv_offloading_dir is not None:
+            raise StartupError("kv_offloading_dir needs kv_offloading_memory, through which its blocks pass")
         return None
     if settings.simulate is not None or pooling is not None or not settings.enable_prefix_caching:
         raise StartupError("kv_offloading_memory and kv_role need a model that generates text, and enable_prefix_caching")
@@ -81,6 +84,20 @@ def new_tier(memory: HostMemory | None, loaded: ExecutorInfo) -> HostTier | None
         raise StartupError(f"kv_offloading_memory ({memory.num_bytes} bytes) holds no block of {sum(loaded.block_bytes)} bytes")
     log.info("%d tokens of evicted prefixes are kept in the host's memory", tier.num_slots * loaded.block_size)
     return tier
+
+
+def new_disk_tier(settings: EngineSettings, layout: str, tier: HostTier) -> DiskTier | None:
+    """The third tier of the prefix cache, if the settings ask for it. Raises StartupError if its directory cannot be used.
+
+    Args:
+        layout: see `kv_layout`.
+    """
+    if settings.kv_offloading_dir is None:
+        return None
+    try:
+        return DiskTier(settings.kv_offloading_dir, settings.kv_offloading_dir_size, layout, tier)
+    except OSError as error:
+        raise StartupError(f"kv_offloading_dir: {settings.kv_offloading_dir}: {error.strerror}") from error
 
 
 def kv_layout(model: common_pb2.ModelInfo, loaded: ExecutorInfo) -> str:

@@ -131,6 +131,14 @@ class EngineMetrics:
                     f"{_PREFIX}_kv_fetch_failures", "Prompts computed here all the same.", "reason", dict(fetched.failures)
                 ),
             ]
+            if (disk := self.blocks.disk) is not None:
+                counts_of_disk = {
+                    "stored": disk.num_stored, "loaded": disk.num_loaded, "corrupt": disk.num_corrupt, "dropped": disk.num_dropped
+                }  # fmt: skip
+                metrics.append(gauge(f"{_PREFIX}_disk_blocks", "Blocks on disk.", disk.num_blocks))
+                metrics.append(
+                    labelled_counter(f"{_PREFIX}_disk_block_events", "Blocks, by what became of them.", "event", counts_of_disk)
+                )
         return metrics
 
     def _aliases(self) -> list[Metric]:

@@ -31,6 +31,7 @@ from triptych_engine.assembly import (
     fitting_context,
     kv_layout,
     make_scheduler,
+    new_disk_tier,
     new_executor,
     new_host_memory,
     new_tier,
@@ -130,7 +131,10 @@ class EngineService:
         return self.num_live_requests == 0
 
     async def reset_cache(self) -> int:
-        return await asyncio.wrap_future(self._loaded().reset_prefix_cache())
+        num_dropped = await asyncio.wrap_future(self._loaded().reset_prefix_cache())
+        if self._blocks is not None and self._blocks.disk is not None:
+            await asyncio.to_thread(self._blocks.disk.clear)
+        return num_dropped
 
     async def sleep(self, timeout_s: float, *, unload: bool = False) -> int:
         core, before = self._loaded(), resident_memory()
@@ -179,6 +183,8 @@ class EngineService:
             await asyncio.to_thread(executor.close)
             if publisher is not None:
                 await publisher.close()
+            if self._blocks is not None and self._blocks.disk is not None:
+                await asyncio.to_thread(self._blocks.disk.close)
             if self._fetcher is not None:
                 await self._fetcher.close()
             tasks = [task for task in (self._encoders, self._adapters, self._peers) if task is not None]
@@ -276,6 +282,7 @@ class EngineService:
         model.capabilities.kv_role = _KV_ROLES[settings.kv_role]
         if self._kv is not None:
             self._kv.attach(tier, layout)
+        disk, peers = new_disk_tier(settings, layout, tier), None
         if settings.kv_peer_addresses:
             peers = Pool(
                 "engine",
@@ -284,8 +291,9 @@ class EngineService:
                 tls=self._tls,
             )
             self._peers = asyncio.create_task(peers.run(), name="engines that offer blocks")
-            self._blocks = BlockFetcher(peers, kv_cache, tier, layout)
-            self._servicer.preparation.fetch_blocks = self._blocks.fetch
+        if peers is not None or disk is not None:
+            self._blocks = BlockFetcher(peers, kv_cache, tier, layout, disk)
+            self._servicer.preparation.blocks = self._blocks
 
     def _on_death(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._died.set)

@@ -180,6 +180,22 @@ class EngineSettings(GrpcServiceSettings):
             "loaded instead of computed. By default none, and 1G where kv_role is not both."
         ),
     ] = None
+    kv_offloading_dir: Annotated[
+        Path | None,
+        Field(
+            description="Directory for prefixes that do not fit into kv_offloading_memory either, for this engine alone. They are "
+            "still there after a restart. Whoever can read it can learn what was asked."
+        ),
+    ] = None
+    kv_offloading_dir_size: Annotated[
+        int,
+        BeforeValidator(parse_bytes),
+        Field(
+            gt=0,
+            description="Most bytes in kv_offloading_dir, e.g. 100G. Blocks of other models or settings, which an engine left "
+            "there before, do not count.",
+        ),
+    ] = 16 << 30
     kv_role: Annotated[
         Literal["both", "prefill", "decode"],
         Field(

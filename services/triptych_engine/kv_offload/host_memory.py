@@ -73,7 +73,14 @@ class Slots:
         self.memory, self.block_bytes = memory, tuple(block_bytes)
         num_ranks = len(self.block_bytes)
         self.num_slots = memory.part_bytes(num_ranks) // max(self.block_bytes)
-        self._parts = [memoryview(memory.map_part(rank, num_ranks, access)) for rank in range(num_ranks)]
+        self._maps = [memory.map_part(rank, num_ranks, access) for rank in range(num_ranks)]
+        self._parts = list(map(memoryview, self._maps))
+
+    def give_back(self) -> None:
+        """Forget the bytes of all slots, so that they take no memory."""
+        if hasattr(mmap, "MADV_REMOVE"):
+            for part in self._maps:
+                part.madvise(mmap.MADV_REMOVE)
 
     def bytes_of(self, slot: int) -> list[memoryview]:
         """The bytes of a slot, by rank."""

@@ -89,7 +89,7 @@ class HostTier:
 
     def complete(self, slot: int, expected: bytes | None = None) -> bool:
         """A slot was written: its block can be found from now on. False, and not found, if its digest is not the expected one."""
-        digest = digest_of(self.bytes_of(slot))
+        digest = digest_of(self._hash_of[slot], self.bytes_of(slot))
         is_right = expected is None or digest == expected
         with self._lock:
             block_hash = self._hash_of[slot]
@@ -128,7 +128,7 @@ class HostTier:
 
     def is_intact(self, slot: int) -> bool:
         """Whether a pinned slot has the bytes that were stored. If not, its block is not found any more."""
-        if digest_of(self.bytes_of(slot)) == self._digests[slot]:
+        if digest_of(self._hash_of[slot], self.bytes_of(slot)) == self._digests[slot]:
             return True
         with self._lock:
             self.statistics.num_corrupt += 1
@@ -142,7 +142,7 @@ class HostTier:
     # -- making room ------------------------------------------------------------------------------------------------------------
 
     def clear(self) -> int:
-        """Forget all blocks. Returns how many there were."""
+        """Forget all blocks, and give back their memory. Returns how many there were."""
         with self._lock:
             num_blocks = len(self._ready)
             slots = [slot for slot in self._ready.values() if slot not in self._pins]
@@ -150,6 +150,8 @@ class HostTier:
             self._pending.clear()
             for slot in slots:
                 self._give_back(slot)
+            if not self._pins:
+                self.slots.give_back()
             return num_blocks
 
     def _evict(self) -> bool:
@@ -185,9 +187,10 @@ class HostTier:
                 raise AssertionError("slots and their blocks disagree")
 
 
-def digest_of(parts: Sequence[memoryview]) -> bytes:
-    """XXH3, 128 bits: it finds damage, and is ten times as fast as sha256. Whoever may write a slot is trusted."""
-    digest = xxhash.xxh3_128()
+def digest_of(block_hash: bytes, parts: Sequence[memoryview]) -> bytes:
+    """XXH3, 128 bits, of a block's name and bytes: it finds damage and mistaken blocks, and is ten times as fast as sha256. Whoever
+    may write a slot is trusted."""
+    digest = xxhash.xxh3_128(block_hash)
     for part in parts:
         digest.update(part)
     return digest.digest()

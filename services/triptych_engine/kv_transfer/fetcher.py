@@ -1,4 +1,4 @@
-"""Fetches the blocks of a prompt from the engine that has computed it, before the prompt is scheduled here.
+"""Fetches the blocks of a prompt from disk, and from the engine that has computed it, before the prompt is scheduled here.
 
 Blocks arrive in the second tier, and come into the KV cache from there like any that were evicted. Whatever goes wrong is counted,
 and the prompt, or the rest of it, is computed.
@@ -19,6 +19,7 @@ from triptych.v1 import kv_pb2
 from triptych_common.cluster.pool import Pool
 from triptych_common.telemetry.histogram import SECONDS, Histogram
 
+from triptych_engine.kv_offload.disk_tier import DiskTier
 from triptych_engine.kv_offload.host_memory import HostMemory, Slots
 from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.kv_transfer.connection import PeerConnection
@@ -54,24 +55,44 @@ class BlockFetcher:
     """Fetches blocks. Used on the event loop.
 
     Args:
-        peers: the only engines that are contacted: no request makes this engine dial an address.
+        peers: the only engines that are contacted: no request makes this engine dial an address. None: there are none.
         kv_cache: knows which blocks are here already.
         tier: where blocks arrive.
         layout: what the bytes of a block depend on.
+        disk: keeps blocks that the tier has no room for.
     """
 
-    def __init__(self, peers: Pool[PeerConnection], kv_cache: KVCacheManager, tier: HostTier, layout: str) -> None:
-        self._peers, self._kv_cache, self._tier, self._layout = peers, kv_cache, tier, layout
+    def __init__(
+        self,
+        peers: Pool[PeerConnection] | None,
+        kv_cache: KVCacheManager,
+        tier: HostTier,
+        layout: str,
+        disk: DiskTier | None = None,
+    ) -> None:
+        self._peers, self._kv_cache, self._tier, self._layout, self.disk = peers, kv_cache, tier, layout, disk
         self.statistics = TransferStatistics()
         self._fetching: dict[bytes, asyncio.Future[None]] = {}  # the first block that is missing -> its fetch
         self._host: tuple[tuple[object, ...], Slots] | None = None  # the last memory that was mapped
+
+    def wants(self, hashes: Sequence[bytes], source: str) -> bool:
+        """Whether `fetch` would find anything to do."""
+        missing = hashes[self._kv_cache.held_prefix(hashes) :]
+        is_elsewhere = bool(source) and self._peers is not None
+        return bool(missing) and (is_elsewhere or (self.disk is not None and self.disk.holds(missing[0])))
 
     async def fetch(self, hashes: Sequence[bytes], source: str) -> None:
         """Fetch what is missing of a chain of blocks. Never raises, except when it is cancelled.
 
         Args:
-            source: instance id of the engine that offers them.
+            source: instance id of the engine that offers them; empty: none does.
         """
+        if self.disk is not None:
+            await asyncio.to_thread(self.disk.load, hashes[self._kv_cache.held_prefix(hashes) :])
+        if source and self._peers is not None:
+            await self._fetch_from(self._peers, hashes, source)
+
+    async def _fetch_from(self, peers: Pool[PeerConnection], hashes: Sequence[bytes], source: str) -> None:
         started_s, num_held = time.perf_counter(), self._kv_cache.held_prefix(hashes)
         missing = hashes[num_held:]
         if missing and missing[0] in self._fetching:  # an equal prompt is on its way
@@ -81,7 +102,7 @@ class BlockFetcher:
             return
         done = self._fetching[missing[0]] = asyncio.get_running_loop().create_future()
         try:
-            await self._fetch(missing, await self._peer(source))
+            await self._fetch(missing, await self._peer(peers, source))
             self.statistics.seconds.observe(time.perf_counter() - started_s)
         except TransferError as error:
             self._failed(str(error))
@@ -100,12 +121,12 @@ class BlockFetcher:
         self.statistics.failures[reason] += 1
         log.warning("a prompt is computed here: blocks could not be fetched (%s)", details or reason)
 
-    async def _peer(self, source: str) -> PeerConnection:
+    async def _peer(self, peers: Pool[PeerConnection], source: str) -> PeerConnection:
         def find() -> PeerConnection | None:
-            return next((peer for peer in self._peers.connections if peer.instance_id == source), None)
+            return next((peer for peer in peers.connections if peer.instance_id == source), None)
 
         if find() is None:
-            await self._peers.until(lambda: find() is not None, _CONNECT_WAIT_S)
+            await peers.until(lambda: find() is not None, _CONNECT_WAIT_S)
         if (peer := find()) is None:
             raise TransferError("unknown_source")
         return peer

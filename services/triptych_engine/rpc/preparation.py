@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 from triptych.errors import InternalError, TriptychError
 from triptych_common.model.blocks import adapter_salt
@@ -20,6 +20,18 @@ from triptych_engine.scheduling.request import FinishReason, Request
 log = logging.getLogger(__name__)
 
 
+class BlockSource(Protocol):
+    """Where blocks of prompts may be, beside the KV cache and the second tier."""
+
+    def wants(self, hashes: Sequence[bytes], source: str) -> bool:
+        """Whether `fetch` would find anything to do."""
+        ...
+
+    async def fetch(self, hashes: Sequence[bytes], source: str) -> None:
+        """Fetch what is missing of a chain of blocks. `source`: instance id of an engine that has computed them, or empty."""
+        ...
+
+
 class Preparation:
     """Passes requests to the step loop when all that they need is there. All methods are called on the event loop.
 
@@ -29,8 +41,8 @@ class Preparation:
 
     def __init__(self, outbox: Outbox, on_lora: Callable[[str, str], None] = lambda name, digest: None) -> None:
         self._outbox, self._on_lora = outbox, on_lora
-        #: Fetches a chain of blocks that another engine, named by its instance id, has computed; None: all is computed here.
-        self.fetch_blocks: Callable[[Sequence[bytes], str], Awaitable[None]] | None = None
+        #: Fetches blocks of prompts that are neither in the KV cache nor in the second tier; None: they are computed.
+        self.blocks: BlockSource | None = None
         self._waiting: dict[str, Request] = {}  # by the engine's id of a sequence
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -50,10 +62,11 @@ class Preparation:
         except TriptychError as error:  # e.g. the model was unloaded a moment ago
             self._end(core, requests, FinishReason.ERROR, error)
             return
-        kv_source = kv_source if self.fetch_blocks is not None else ""
-        if not kv_source and all(one.done() and one.exception() is None for one in needed):
-            self._add_now(core, requests, needed)
-            return
+        if all(one.done() and one.exception() is None for one in needed):
+            self._name_adapter(requests, needed)
+            if self.blocks is None or not self.blocks.wants(core.prefix_hashes(requests[0]), kv_source):
+                self._add_now(core, requests, needed)
+                return
         self._waiting.update((request.request_id, request) for request in requests)
         task = asyncio.get_running_loop().create_task(self._add_when_ready(core, requests, needed, kv_source))
         self._tasks.add(task)
@@ -73,8 +86,8 @@ class Preparation:
             for one in needed:
                 await asyncio.shield(asyncio.wrap_future(one))
             self._name_adapter(requests, needed)
-            if kv_source and self.fetch_blocks is not None:
-                await self.fetch_blocks(core.prefix_hashes(requests[0]), kv_source)
+            if self.blocks is not None:
+                await self.blocks.fetch(core.prefix_hashes(requests[0]), kv_source)
         except TriptychError as refusal:
             error = refusal
         except Exception as failure:
@@ -90,7 +103,6 @@ class Preparation:
             self._end(core, left, FinishReason.ERROR, error)
 
     def _add_now(self, core: EngineCore, requests: Sequence[Request], prepared: Sequence[Future[Any]]) -> None:
-        self._name_adapter(requests, prepared)
         for request in requests:
             request.prepared = prepared
             core.add(request)

@@ -71,7 +71,7 @@ async def two(layout: str = "layout", num_slots: int = 64) -> AsyncIterator[Two]
         try:
             await peers.until_ready()
             fetcher = BlockFetcher(peers, decode.core._scheduler.kv_cache, ours, layout)
-            decode.servicer.preparation.fetch_blocks = fetcher.fetch
+            decode.servicer.preparation.blocks = fetcher
             both = Two(prefill, decode, theirs, ours, fetcher)
             yield both
             await until(lambda: not prefill.kv._leases)

@@ -1,0 +1,124 @@
+"""Blocks that the host's memory has no room for are kept on disk, and are what they were or are not found."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from support.builders.engine import a_host_tier
+from triptych_engine.kv_offload.disk_tier import DiskTier
+from triptych_engine.kv_offload.host_tier import HostTier
+
+_SIZE = 1 << 10
+NAMES = [hashlib.sha256(bytes([number])).digest() for number in range(40)]
+
+
+def content(number: int) -> bytes:
+    return bytes((number * 7 + offset) % 256 for offset in range(_SIZE))
+
+
+def put(tier: HostTier, *numbers: int) -> None:
+    for number in numbers:
+        slot = tier.reserve(NAMES[number])
+        assert slot is not None
+        tier.bytes_of(slot)[0][:] = content(number)
+        assert tier.complete(slot)
+
+
+def holds(tier: HostTier, number: int) -> bool:
+    (slot,) = tier.pin([NAMES[number]]) or (None,)
+    if slot is None:
+        return False
+    is_right = bytes(tier.bytes_of(slot)[0]) == content(number)
+    tier.unpin([slot])
+    assert is_right
+    return True
+
+
+def a_disk(path: Path, tier: HostTier, max_blocks: int = 100, layout: str = "0a" * 32) -> DiskTier:
+    return DiskTier(path, max_blocks * (_SIZE + 16), layout, tier)
+
+
+def test_what_has_no_room_comes_back_from_disk(tmp_path: Path):
+    tier = a_host_tier(4, _SIZE)
+    disk = a_disk(tmp_path, tier)
+    put(tier, *range(12))
+    disk._queue.join()
+    assert disk.num_blocks == 8
+    assert not holds(tier, 0)
+    disk.load(NAMES[:3])
+    assert all(holds(tier, number) for number in range(3))
+    assert disk.num_loaded == 3
+    disk.close()
+    tier.check_integrity()
+
+
+def test_blocks_are_still_there_after_a_restart(tmp_path: Path):
+    tier = a_host_tier(4, _SIZE)
+    disk = a_disk(tmp_path, tier)
+    put(tier, *range(8))
+    disk.close()
+    (tmp_path / ("0a" * 16) / ".half").write_bytes(b"x")
+    tier = a_host_tier(4, _SIZE)
+    again = a_disk(tmp_path, tier)
+    assert again.num_blocks == 4
+    again.load(NAMES[:4])
+    assert all(holds(tier, number) for number in range(4))
+    assert not (tmp_path / ("0a" * 16) / ".half").exists()
+    assert a_disk(tmp_path, a_host_tier(4, _SIZE), layout="0b" * 32).num_blocks == 0, "of another layout"
+
+
+@pytest.mark.parametrize("how", ["a bit", "cut", "swapped", "removed", "empty"])
+def test_a_file_that_is_not_as_it_was_is_not_believed(tmp_path: Path, how: str):
+    tier = a_host_tier(4, _SIZE)
+    disk = a_disk(tmp_path, tier)
+    put(tier, *range(8))
+    disk.close()
+    paths = [tmp_path / ("0a" * 16) / name.hex() for name in NAMES]
+    data = bytearray(paths[1].read_bytes())
+    match how:
+        case "a bit":
+            data[500] ^= 4
+            paths[1].write_bytes(data)
+        case "cut":
+            paths[1].write_bytes(data[:-1])
+        case "swapped":  # whole, but of another block
+            paths[1].write_bytes(paths[3].read_bytes())
+        case "removed":
+            paths[1].unlink()
+        case "empty":
+            paths[1].write_bytes(b"")
+    disk.load(NAMES[:3])
+    assert holds(tier, 0)
+    assert not holds(tier, 1)
+    assert not holds(tier, 2), "what follows is of no use"
+    assert disk.num_corrupt == 1
+    assert not disk.holds(NAMES[1])
+    assert not paths[1].exists()
+    tier.check_integrity()
+
+
+def test_files_take_no_more_than_their_share(tmp_path: Path):
+    tier = a_host_tier(4, _SIZE)
+    disk = a_disk(tmp_path, tier, max_blocks=5)
+    put(tier, *range(30))
+    disk.close()
+    assert disk.num_blocks == 5
+    assert len(list((tmp_path / ("0a" * 16)).iterdir())) == 5
+    assert a_disk(tmp_path, a_host_tier(4, _SIZE), max_blocks=3).num_blocks == 3
+
+
+def test_a_disk_that_is_full_loses_blocks_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tier = a_host_tier(4, _SIZE)
+    disk = a_disk(tmp_path, tier)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("triptych_engine.kv_offload.disk_tier.os.replace", full)
+    put(tier, *range(8))
+    disk.close()
+    assert (disk.num_blocks, disk.num_dropped) == (0, 4)
+    assert not list((tmp_path / ("0a" * 16)).iterdir())
+    assert holds(tier, 7)
