@@ -74,7 +74,7 @@ class Slots:
         num_ranks = len(self.block_bytes)
         self.num_slots = memory.part_bytes(num_ranks) // max(self.block_bytes)
         self._maps = [memory.map_part(rank, num_ranks, access) for rank in range(num_ranks)]
-        self._parts = list(map(memoryview, self._maps))
+        self._parts = [memoryview(part) for part in self._maps]
 
     def give_back(self) -> None:
         """Forget the bytes of all slots, so that they take no memory."""
