@@ -68,15 +68,22 @@ class DiskTier:
         """Whether a block is on disk."""
         return block_hash in self._paths
 
-    def load(self, hashes: Sequence[bytes]) -> None:
-        """Bring blocks of a chain to the host's memory, as far as they are there or here. Blocks until they are read."""
-        for block_hash in hashes:
-            if self._tier.num_found([block_hash]):
-                continue
-            if not self.holds(block_hash) or (slot := self._tier.reserve(block_hash)) is None:
-                return
-            if not self._read(block_hash, slot):
-                return
+    def load(self, hashes: Sequence[bytes], first: int = 0) -> None:
+        """Bring blocks of a chain to the host's memory, as far as they are there or here. Blocks until they are read.
+
+        Args:
+            first: those before it need not be brought.
+        """
+        with self._tier.gathering() as keep:
+            for block_hash in hashes[:first]:
+                keep(block_hash)
+            for block_hash in hashes[first:]:
+                if keep(block_hash):
+                    continue
+                if not self.holds(block_hash) or (slot := self._tier.reserve(block_hash)) is None:
+                    return
+                if not self._read(block_hash, slot) or not keep(block_hash):
+                    return
 
     def close(self) -> None:
         """Write what waits, and end."""

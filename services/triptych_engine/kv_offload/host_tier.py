@@ -6,9 +6,10 @@ went wrong with them, the block is then computed again.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -125,6 +126,30 @@ class HostTier:
         with self._lock:
             for slot in slots:
                 self._unpin(slot)
+
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[Callable[[bytes], bool]]:
+        """For who brings a chain of blocks here, one by one: within the block, what is here of it makes no room for the rest.
+
+        Yields:
+            A function that says whether a block can be read, and keeps it if so. To be called in the order of the chain.
+        """
+        hashes, slots, is_over = list[bytes](), list[int](), False
+
+        def keep(block_hash: bytes) -> bool:
+            with self._lock:  # a thread that copies may still be at work when its task was cancelled
+                found = [] if is_over else self.pin([block_hash])
+                hashes.extend([block_hash] * len(found))
+                slots.extend(found)
+                return bool(found)
+
+        try:
+            yield keep
+        finally:
+            with self._lock:
+                is_over = True
+                self.unpin(self.pin(hashes))  # their order of use is that of a chain again
+                self.unpin(slots)
 
     def is_intact(self, slot: int) -> bool:
         """Whether a pinned slot has the bytes that were stored. If not, its block is not found any more."""

@@ -11,7 +11,7 @@ import logging
 import mmap
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 _ANSWER_S = 5.0
 #: How long a request waits for the connection to an engine that it names, in seconds.
 _CONNECT_WAIT_S = 1.0
+#: Says that a block is here now, and is to stay until all are.
+Keep = Callable[[bytes], bool]
 #: Blocks that are copied at once from memory of this host.
 _BATCH = 32
 
@@ -88,7 +90,7 @@ class BlockFetcher:
             source: instance id of the engine that offers them; empty: none does.
         """
         if self.disk is not None:
-            await asyncio.to_thread(self.disk.load, hashes[self._kv_cache.held_prefix(hashes) :])
+            await asyncio.to_thread(self.disk.load, hashes, self._kv_cache.held_prefix(hashes))
         if source and self._peers is not None:
             await self._fetch_from(self._peers, hashes, source)
 
@@ -97,12 +99,13 @@ class BlockFetcher:
         missing = hashes[num_held:]
         if missing and missing[0] in self._fetching:  # an equal prompt is on its way
             await asyncio.wait([self._fetching[missing[0]]])
-            missing = hashes[self._kv_cache.held_prefix(hashes) :]
+            num_held = self._kv_cache.held_prefix(hashes)
+            missing = hashes[num_held:]
         if not missing:
             return
         done = self._fetching[missing[0]] = asyncio.get_running_loop().create_future()
         try:
-            await self._fetch(missing, await self._peer(peers, source))
+            await self._fetch(hashes[:num_held], missing, await self._peer(peers, source))
             self.statistics.seconds.observe(time.perf_counter() - started_s)
         except TransferError as error:
             self._failed(str(error))
@@ -131,17 +134,19 @@ class BlockFetcher:
             raise TransferError("unknown_source")
         return peer
 
-    async def _fetch(self, hashes: Sequence[bytes], peer: PeerConnection) -> None:
+    async def _fetch(self, prefix: Sequence[bytes], hashes: Sequence[bytes], peer: PeerConnection) -> None:
         request = kv_pb2.HoldRequest(block_hashes=hashes, layout=self._layout)
-        with peer.in_use():
+        with peer.in_use(), self._tier.gathering() as keep:
+            for block_hash in prefix:
+                keep(block_hash)
             held = await peer.stub.Hold(request, timeout=_ANSWER_S)
             if not held.digests:
                 raise TransferError("not_there")
             try:
                 if (slots := self._on_this_host(held.host)) is not None:
-                    await self._copy(hashes, held, slots)
+                    await self._copy(hashes, held, slots, keep)
                 else:
-                    await self._read(hashes, held, peer)
+                    await self._read(hashes, held, peer, keep)
             finally:
                 release = peer.stub.Release(kv_pb2.KvServiceReleaseRequest(lease_id=held.lease_id), timeout=_ANSWER_S)
                 asyncio.ensure_future(_ignored(release))  # noqa: RUF006 - it ends by its timeout
@@ -163,20 +168,22 @@ class BlockFetcher:
             memory.close()
         return self._host[1]
 
-    async def _copy(self, hashes: Sequence[bytes], held: kv_pb2.HoldResponse, source: Slots) -> None:
+    async def _copy(self, hashes: Sequence[bytes], held: kv_pb2.HoldResponse, source: Slots, keep: Keep) -> None:
         for first in range(0, len(held.digests), _BATCH):
-            await asyncio.to_thread(self._copy_some, hashes, held, source, range(first, min(first + _BATCH, len(held.digests))))
+            numbers = range(first, min(first + _BATCH, len(held.digests)))
+            await asyncio.to_thread(self._copy_some, hashes, held, source, numbers, keep)
 
-    def _copy_some(self, hashes: Sequence[bytes], held: kv_pb2.HoldResponse, source: Slots, numbers: range) -> None:
+    def _copy_some(self, hashes: Sequence[bytes], held: kv_pb2.HoldResponse, source: Slots, numbers: range, keep: Keep) -> None:
         for number in numbers:
             if (slot := self._reserve(hashes[number])) is not None:
                 for part, theirs in zip(self._tier.bytes_of(slot), source.bytes_of(held.host.slots[number]), strict=True):
                     part[:] = theirs
                 self._arrived(slot, held.digests[number])
+            keep(hashes[number])
 
     # -- by gRPC ----------------------------------------------------------------------------------------------------------------
 
-    async def _read(self, hashes: Sequence[bytes], held: kv_pb2.HoldResponse, peer: PeerConnection) -> None:
+    async def _read(self, hashes: Sequence[bytes], held: kv_pb2.HoldResponse, peer: PeerConnection, keep: Keep) -> None:
         size = sum(self._tier.block_bytes)
         stream = peer.stub.Read(kv_pb2.ReadRequest(lease_id=held.lease_id))
         try:
@@ -185,6 +192,7 @@ class BlockFetcher:
                 data += chunk.data
                 while len(data) >= size and number < len(held.digests):
                     await asyncio.to_thread(self._take, hashes[number], held.digests[number], bytes(data[:size]))
+                    keep(hashes[number])
                     del data[:size]
                     number += 1
             if number < len(held.digests) or data:

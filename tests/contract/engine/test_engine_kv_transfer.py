@@ -156,7 +156,7 @@ async def test_blocks_that_are_no_longer_there_are_computed(way: str):
 async def test_a_tier_without_room_takes_what_fits(way: str):
     async with two(num_slots=8) as engines:
         last = await engines.go_on(await engines.first_token())
-        assert last.usage.cached_tokens <= 32
+        assert last.usage.cached_tokens == 32
         assert engines.decode.core._scheduler.kv_cache.pool.num_free_blocks == 64
 
 

@@ -99,6 +99,19 @@ def test_a_file_that_is_not_as_it_was_is_not_believed(tmp_path: Path, how: str):
     tier.check_integrity()
 
 
+def test_blocks_that_come_back_make_no_room_for_those_behind_them(tmp_path: Path):
+    tier = a_host_tier(8, _SIZE)
+    disk = a_disk(tmp_path, tier)
+    put(tier, *range(7, -1, -1))  # as the KV cache evicts them: the first one last
+    put(tier, *range(20, 26))
+    disk._queue.join()
+    disk.load(NAMES[:8])
+    assert tier.num_found(NAMES[:8]) == 8
+    assert not tier._pins
+    put(tier, 30)
+    assert tier.num_found(NAMES[:8]) == 7, "the end of a chain goes first"
+
+
 def test_files_take_no_more_than_their_share(tmp_path: Path):
     tier = a_host_tier(4, _SIZE)
     disk = a_disk(tmp_path, tier, max_blocks=5)
