@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+_LOCATION = re.compile(r"/proc/\d+/fd/\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,9 @@ class HostMemory:
     @classmethod
     def open(cls, path: str, device: int, inode: int, num_bytes: int) -> HostMemory:
         """The memory of another process on this host, to be read; see `location`. Raises OSError."""
-        descriptor = os.open(path, os.O_RDONLY)
+        if not _LOCATION.fullmatch(path):  # whoever names it may name anything
+            raise FileNotFoundError(f"{path} is no file of a process")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         found = os.fstat(descriptor)
         if (found.st_dev, found.st_ino, found.st_size) != (device, inode, num_bytes):
             os.close(descriptor)

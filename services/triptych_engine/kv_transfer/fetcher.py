@@ -7,8 +7,10 @@ and the prompt, or the rest of it, is computed.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import mmap
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -33,6 +35,8 @@ _ANSWER_S = 5.0
 _CONNECT_WAIT_S = 1.0
 #: Says that a block is here now, and is to stay until all are.
 Keep = Callable[[bytes], bool]
+#: Engines on this host whose memory stays mapped.
+_MAX_HOSTS = 8
 #: Blocks that are copied at once from memory of this host.
 _BATCH = 32
 
@@ -43,7 +47,7 @@ class TransferError(Exception):
 
 @dataclass
 class TransferStatistics:
-    """Counts since the start. The event loop writes them."""
+    """Counts since the start."""
 
     #: From the request to the last block.
     seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
@@ -73,9 +77,9 @@ class BlockFetcher:
         disk: DiskTier | None = None,
     ) -> None:
         self._peers, self._kv_cache, self._tier, self._layout, self.disk = peers, kv_cache, tier, layout, disk
-        self.statistics = TransferStatistics()
+        self.statistics, self._lock = TransferStatistics(), threading.Lock()
         self._fetching: dict[bytes, asyncio.Future[None]] = {}  # the first block that is missing -> its fetch
-        self._host: tuple[tuple[object, ...], Slots] | None = None  # the last memory that was mapped
+        self._hosts: dict[tuple[object, ...], Slots] = {}  # memory of other engines on this host that was mapped
 
     def wants(self, hashes: Sequence[bytes], source: str) -> bool:
         """Whether `fetch` would find anything to do."""
@@ -158,28 +162,29 @@ class BlockFetcher:
         if not host.boot_id or host.boot_id != boot_id():
             return None
         identity = host.path, host.device, host.inode, host.size_bytes
-        if self._host is None or self._host[0] != identity:
+        if identity not in self._hosts:
             try:
                 memory = HostMemory.open(*identity)
             except OSError as error:
                 log.info("the blocks of another engine on this host cannot be read (%s); they come by gRPC", error)
                 return None
-            self._host = identity, Slots(memory, self._tier.block_bytes, mmap.ACCESS_READ)
+            if len(self._hosts) >= _MAX_HOSTS:  # those that have ended are among them
+                self._hosts.clear()
+            self._hosts[identity] = Slots(memory, self._tier.block_bytes, mmap.ACCESS_READ)
             memory.close()
-        return self._host[1]
+        return self._hosts[identity]
 
     async def _copy(self, hashes: Sequence[bytes], held: kv_pb2.HoldResponse, source: Slots, keep: Keep) -> None:
-        for first in range(0, len(held.digests), _BATCH):
-            numbers = range(first, min(first + _BATCH, len(held.digests)))
-            await asyncio.to_thread(self._copy_some, hashes, held, source, numbers, keep)
+        blocks = list(zip(hashes, held.digests, held.host.slots, strict=False))
+        for first in range(0, len(blocks), _BATCH):
+            await asyncio.to_thread(self._copy_some, blocks[first : first + _BATCH], source, keep)
+        if len(blocks) < len(held.digests):
+            raise TransferError("cut")
 
-    def _copy_some(self, hashes: Sequence[bytes], held: kv_pb2.HoldResponse, source: Slots, numbers: range, keep: Keep) -> None:
-        for number in numbers:
-            if (slot := self._reserve(hashes[number])) is not None:
-                for part, theirs in zip(self._tier.bytes_of(slot), source.bytes_of(held.host.slots[number]), strict=True):
-                    part[:] = theirs
-                self._arrived(slot, held.digests[number])
-            keep(hashes[number])
+    def _copy_some(self, blocks: Sequence[tuple[bytes, bytes, int]], source: Slots, keep: Keep) -> None:
+        for block_hash, digest, slot in blocks:
+            self._put(block_hash, digest, source.bytes_of(slot))
+            keep(block_hash)
 
     # -- by gRPC ----------------------------------------------------------------------------------------------------------------
 
@@ -190,8 +195,8 @@ class BlockFetcher:
             number, data = 0, bytearray()
             async for chunk in _in_time(stream):
                 data += chunk.data
-                while len(data) >= size and number < len(held.digests):
-                    await asyncio.to_thread(self._take, hashes[number], held.digests[number], bytes(data[:size]))
+                while len(data) >= size and number < min(len(held.digests), len(hashes)):
+                    await asyncio.to_thread(self._put, hashes[number], held.digests[number], self._split(bytes(data[:size])))
                     keep(hashes[number])
                     del data[:size]
                     number += 1
@@ -200,28 +205,30 @@ class BlockFetcher:
         finally:
             stream.cancel()
 
-    def _take(self, block_hash: bytes, digest: bytes, data: bytes) -> None:
-        if (slot := self._reserve(block_hash)) is not None:
-            start = 0
-            for part in self._tier.bytes_of(slot):
-                part[:] = data[start : start + len(part)]
-                start += len(part)
-            self._arrived(slot, digest)
-
     # -- for both ---------------------------------------------------------------------------------------------------------------
 
-    def _reserve(self, block_hash: bytes) -> int | None:
-        """A slot for a block; None if it is here. Raises TransferError if there is no room."""
-        slot = self._tier.reserve(block_hash)
-        if slot is None and not self._tier.num_found([block_hash]):
-            raise TransferError("no_room")
-        return slot
-
-    def _arrived(self, slot: int, digest: bytes) -> None:
+    def _put(self, block_hash: bytes, digest: bytes, parts: Sequence[memoryview]) -> None:
+        """Copy a block into the tier, unless it is there. Raises TransferError if there is no room, or it is not intact."""
+        if (slot := self._tier.reserve(block_hash)) is None:
+            if not self._tier.num_found([block_hash]):
+                raise TransferError("no_room")
+            return
+        try:
+            for part, theirs in zip(self._tier.bytes_of(slot), parts, strict=True):
+                part[:] = theirs
+        except BaseException:
+            self._tier.abandon(slot)
+            raise
         if not self._tier.complete(slot, digest):
             raise TransferError("corrupt")
-        self.statistics.num_blocks += 1
-        self.statistics.num_bytes += sum(self._tier.block_bytes)
+        with self._lock:
+            self.statistics.num_blocks += 1
+            self.statistics.num_bytes += sum(self._tier.block_bytes)
+
+    def _split(self, data: bytes) -> list[memoryview]:
+        """The share of each rank of a block."""
+        ends = list(itertools.accumulate(self._tier.block_bytes))
+        return [memoryview(data)[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 async def _in_time(stream: AsyncIterator[kv_pb2.ReadResponse]) -> AsyncIterator[kv_pb2.ReadResponse]:

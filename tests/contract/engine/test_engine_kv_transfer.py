@@ -160,6 +160,33 @@ async def test_a_tier_without_room_takes_what_fits(way: str):
         assert engines.decode.core._scheduler.kv_cache.pool.num_free_blocks == 64
 
 
+@pytest.mark.parametrize("how", ["another file", "no file of a process", "slots that are not there", "fewer slots"])
+async def test_memory_that_a_peer_names_wrongly_is_not_read(how: str, monkeypatch: pytest.MonkeyPatch):
+    whole = serving_blocks.KvServicer.Hold
+
+    async def wrong(
+        self: serving_blocks.KvServicer, request: kv_pb2.HoldRequest, context: grpc.aio.ServicerContext
+    ) -> kv_pb2.HoldResponse:
+        held = await whole(self, request, context)
+        match how:
+            case "another file":
+                held.host.inode += 1
+            case "no file of a process":
+                held.host.path = "/etc/passwd"
+            case "slots that are not there":
+                held.host.slots[3] = 1 << 30
+            case "fewer slots":
+                del held.host.slots[3:]
+        return held
+
+    monkeypatch.setattr(serving_blocks.KvServicer, "Hold", wrong)
+    async with two() as engines:
+        last = await engines.go_on(await engines.first_token())
+        by_grpc = how in ("another file", "no file of a process")
+        assert bool(engines.prefill.kv.num_bytes) == by_grpc
+        assert last.usage.cached_tokens == (4 * NUM_BLOCKS if by_grpc else 12)
+
+
 @pytest.mark.parametrize("how", ["cut", "an error", "silence"])
 async def test_a_transfer_that_breaks_off_leaves_what_came(how: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fetching, "boot_id", lambda: "another host")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,7 +116,10 @@ def a_scheduler(
 
 def a_host_tier(num_slots: int, slot_bytes: int = 1 << 10) -> HostTier:
     """A tier with a multiple of four slots."""
-    return HostTier(HostMemory.create(num_slots * slot_bytes), [slot_bytes])
+    memory = HostMemory.create(num_slots * slot_bytes)
+    tier = HostTier(memory, [slot_bytes])
+    weakref.finalize(tier, memory.close)
+    return tier
 
 
 def a_tiny_llama_config(**overrides: Any) -> LlamaConfig:
