@@ -62,6 +62,7 @@ KINDS = {
     "ranks": Kind(steps.render_ranks),
     "routing": Kind(routing.render),
     "roles": Kind(routing.render_roles),
+    "offloading": Kind(routing.render_offloading),
     "encoder": Kind(encoder.render),
     "constraints.streams": Kind(sampling.render_streams),
     "constraints.steps": Kind(sampling.render_steps),

@@ -1,4 +1,4 @@
-"""Tables of what benchmarks.routing and benchmarks.roles measured."""
+"""Tables of what benchmarks.routing, benchmarks.roles and benchmarks.offloading measured."""
 
 from __future__ import annotations
 
@@ -62,3 +62,20 @@ def render_roles(results: dict, source: str) -> str:
     head = ("", "one for prompts, one decodes", "both do all")
     note = f"The same answers to long prompts in both: {equal} of {answers}."
     return "\n\n".join([origin(results, source, words), table(head, rows), note])
+
+
+def render_offloading(results: dict, source: str) -> str:
+    """First tokens of conversations that come back. Medians of all, smallest and largest."""
+    load, rounds = results["load"], results["rounds"]
+    words = (
+        f"{load['conversations']} conversations of {load['prompt']} tokens, of which the KV cache holds one; each comes back after"
+        f" the others; {count(len(rounds), 'round')}"
+    )
+    rows = []
+    for tier in rounds[0]:
+        times = sorted(time_s for one in rounds for time_s in one[tier]["ttft_s"])
+        tokens = sorted(num for one in rounds for num in one[tier]["cached_tokens"])
+        figures = f"{statistics.median(times):.2f} ({times[0]:.2f} to {times[-1]:.2f})"
+        rows.append((tier, figures, f"{statistics.median(tokens):.0f}"))
+    head = ("blocks are", "first token after, s", "tokens that were not computed")
+    return "\n\n".join([origin(results, source, words), table(head, rows)])

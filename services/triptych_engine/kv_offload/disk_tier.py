@@ -42,6 +42,8 @@ class DiskTier:
         self._lock = threading.Lock()
         #: Least recently used first.
         self._paths: OrderedDict[bytes, Path] = OrderedDict()
+        #: What will be in the files of blocks that are being written.
+        self._unwritten: dict[bytes, bytes] = {}
         self.num_stored = self.num_loaded = self.num_corrupt = self.num_dropped = 0
         self._find_files()
         self._queue: queue.Queue[tuple[bytes, bytes] | None] = queue.Queue(max(1, _MAX_WAITING_BYTES // self._file_bytes))
@@ -59,14 +61,18 @@ class DiskTier:
             if block_hash in self._paths:
                 self._paths.move_to_end(block_hash)
                 return
+            if block_hash in self._unwritten:
+                return
+            data = self._unwritten[block_hash] = b"".join((digest, *parts))
         try:
-            self._queue.put_nowait((block_hash, b"".join((digest, *parts))))
+            self._queue.put_nowait((block_hash, data))
         except queue.Full:
             self.num_dropped += 1
+            self._unwritten.pop(block_hash, None)
 
     def holds(self, block_hash: bytes) -> bool:
         """Whether a block is on disk."""
-        return block_hash in self._paths
+        return block_hash in self._paths or block_hash in self._unwritten
 
     def load(self, hashes: Sequence[bytes], first: int = 0) -> None:
         """Bring blocks of a chain to the host's memory, as far as they are there or here. Blocks until they are read.
@@ -96,17 +102,18 @@ class DiskTier:
         with self._lock:
             paths = list(self._paths.values())
             self._paths.clear()
+            self._unwritten.clear()
         for path in paths:
             path.unlink(missing_ok=True)
 
     def _read(self, block_hash: bytes, slot: int) -> bool:
         """Read a block into a slot. False if that is not possible; then it is here no longer."""
-        data = b""
         with self._lock:
+            data = self._unwritten.get(block_hash, b"")
             path = self._paths.get(block_hash)
             if path is not None:
                 self._paths.move_to_end(block_hash)
-        if path is not None:
+        if not data and path is not None:
             with contextlib.suppress(OSError):
                 data = path.read_bytes()
         if len(data) != self._file_bytes:
@@ -126,11 +133,13 @@ class DiskTier:
     def _write_all(self) -> None:
         while (block := self._queue.get()) is not None:
             try:
-                self._write(*block)
+                if self._unwritten.get(block[0]) is block[1]:  # else all was cleared
+                    self._write(*block)
             except OSError as error:
                 self.num_dropped += 1
                 log.warning("a block could not be written to %s: %s", self._directory, error.strerror or error)
             finally:
+                self._unwritten.pop(block[0], None)
                 self._queue.task_done()
 
     def _write(self, block_hash: bytes, data: bytes) -> None:

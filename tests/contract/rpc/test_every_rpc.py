@@ -34,6 +34,7 @@ from triptych.v1 import (
     engine_pb2_grpc,
     generation_pb2,
     generation_pb2_grpc,
+    kv_pb2,
     preprocess_pb2,
 )
 from triptych_common.rpc.channels import open_channel
@@ -43,6 +44,7 @@ GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
 PREPROCESS = preprocess_pb2.DESCRIPTOR.services_by_name["PreprocessService"]
 DETOKENIZE = detokenize_pb2.DESCRIPTOR.services_by_name["DetokenizeService"]
 ENCODER = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"]
+KV = kv_pb2.DESCRIPTOR.services_by_name["KvService"]
 ENGINE = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
 CONTROL = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
 MOCK = mock_pb2.DESCRIPTOR.services_by_name["MockService"]
@@ -126,7 +128,7 @@ def test_every_rpc_of_ours_is_called_here() -> None:
     assert known == {method for method in RULES if not method.startswith("/vllm.")}
 
 
-ALL: Iterable[ServiceDescriptor] = (*FRONTEND, ENCODER, ENGINE, CONTROL, MOCK, *EVERYWHERE)
+ALL: Iterable[ServiceDescriptor] = (*FRONTEND, ENCODER, ENGINE, KV, CONTROL, MOCK, *EVERYWHERE)
 
 
 @pytest.mark.parametrize("num_calls", LENGTHS)
@@ -149,7 +151,10 @@ async def test_frontend(num_calls: int, caplog: pytest.LogCaptureFixture) -> Non
 @pytest.mark.parametrize("num_calls", LENGTHS)
 async def test_engine(num_calls: int, caplog: pytest.LogCaptureFixture) -> None:
     # A request without a limit ends at the model's, within a call's time.
-    async with nothing_left(caplog), an_engine(checkpoint("llava_siglip"), max_model_len=256) as engine:
+    async with (
+        nothing_left(caplog),
+        an_engine(checkpoint("llava_siglip"), max_model_len=256, kv_offloading_memory=4 << 20) as engine,
+    ):
         core = engine._core
         assert core is not None
         num_free = core.load.num_free_blocks
@@ -158,8 +163,8 @@ async def test_engine(num_calls: int, caplog: pytest.LogCaptureFixture) -> None:
             open_channel(f"127.0.0.1:{engine._server.control_port}") as control_channel,
         ):
             fuzzer = Fuzzer(channel, Mutator(SEED), engine_examples(), ENDLESS)
-            await fuzzer.run([ENGINE, *EVERYWHERE], num_calls)
-            statuses_of(fuzzer, [ENGINE, *EVERYWHERE])
+            await fuzzer.run([ENGINE, KV, *EVERYWHERE], num_calls)
+            statuses_of(fuzzer, [ENGINE, KV, *EVERYWHERE])
             control = Fuzzer(control_channel, Mutator(SEED))
             await control.run([CONTROL], num_calls)
             statuses_of(control, [CONTROL])

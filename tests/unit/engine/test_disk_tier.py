@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,25 @@ def test_blocks_that_come_back_make_no_room_for_those_behind_them(tmp_path: Path
     assert not tier._pins
     put(tier, 30)
     assert tier.num_found(NAMES[:8]) == 7, "the end of a chain goes first"
+
+
+def test_blocks_are_found_while_they_are_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tier, may_write = a_host_tier(4, _SIZE), threading.Event()
+    disk = a_disk(tmp_path, tier)
+    write = disk._write
+
+    def slow(block_hash: bytes, data: bytes) -> None:
+        may_write.wait()
+        write(block_hash, data)
+
+    monkeypatch.setattr(disk, "_write", slow)
+    put(tier, *range(8))
+    assert not disk.num_blocks
+    disk.load(NAMES[:3])
+    assert all(holds(tier, number) for number in range(3))
+    may_write.set()
+    disk.close()
+    assert not disk._unwritten
 
 
 def test_files_take_no_more_than_their_share(tmp_path: Path):
