@@ -6,7 +6,7 @@
     python -m benchmarks.simulation.compare --costs-file costs.json --engines 64 --scale-rate 20
 
 Gateway, frontend and engines are started anew for each run, so that all prefix caches are empty. What requests and tokens cost
-outside of engine steps is fitted to the first run of one workload (`--fitted`). The simulator then runs the others, which it has
+outside of engine steps is fitted to the medians of one workload's runs (`--fitted`). The simulator then runs the others, which it has
 not seen, and each figure is divided by the median of the real runs. With simulated steps, only the computation is not real.
 
 Results go to benchmarks/results/<date>-<name>.json. The exit code is 1 when a request failed.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> dict:
         setup = replace(setup, overheads=Overheads(**json.loads(args.overheads.read_text())["overheads"]))
         error = None
     else:
-        setup, error = fit(setup, loads[args.fitted], real[args.fitted][0], limits, computes=args.computes)
+        setup, error = fit(setup, loads[args.fitted], _medians(real[args.fitted]), limits, computes=args.computes)
     simulated = {}
     for name in args.workloads:
         simulated[name] = Simulation(setup).run(loads[name], limits)
@@ -71,6 +72,10 @@ def run(args: argparse.Namespace) -> dict:
         "real": real,
         "simulated": simulated,
     }
+
+
+def _medians(runs: Sequence[dict]) -> dict[str, float]:
+    return {name: statistics.median(run[name] for run in runs) for name, value in runs[0].items() if isinstance(value, float)}
 
 
 def _conversations(args: argparse.Namespace, name: str) -> list[Conversation]:
@@ -119,7 +124,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--engines", type=int, default=2)
     parser.add_argument("--frontends", type=int, default=1)
     parser.add_argument("--policy", default="prefix", choices=("prefix", "least-load", "round-robin"))
-    parser.add_argument("--blocks", type=int, default=1500, help="of the KV cache of each engine, 16 tokens each")
+    parser.add_argument("--blocks", type=int, default=700, help="of the KV cache of each engine, 16 tokens each")
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--fitted", default=CHATS.name, choices=list(WORKLOADS), help="the workload that constants are fitted to")
     parser.add_argument("--overheads", type=Path, help="results of another run: take its constants, fit none")

@@ -1,4 +1,4 @@
-"""Fits what is outside of engine steps, and optionally the steps themselves, to one real run."""
+"""Fits what is outside of engine steps, or a factor on the steps of engines that compute, to real runs of one workload."""
 
 from __future__ import annotations
 
