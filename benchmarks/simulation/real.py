@@ -13,7 +13,7 @@ from statistics import fmean
 import httpx
 import psutil
 
-from benchmarks.harness.machine import cpu_s
+from benchmarks.harness.machine import BusyMeter, cpu_s
 from benchmarks.harness.stack import Stack
 from benchmarks.load.client import run_async
 from benchmarks.routing import engines_of
@@ -38,7 +38,9 @@ def pin_engines(stack: Stack, num_cores: int) -> None:
 def measure(stack: Stack, conversations: Sequence[Conversation], limits: Limits) -> dict:
     """Let all conversations take place; returns their figures, and the processor time of each kind of service."""
     before, cpu_before = engines_of(stack), _cpu_by_kind(stack.services)
+    meter = BusyMeter([*stack.services.values(), psutil.Process()])
     records, loads = run_async(_converse(stack, conversations))
+    others_percent = meter.percent()["others"]
     time.sleep(_SETTLE_S)
     after = engines_of(stack)
     queries, hits, preemptions = (
@@ -49,7 +51,8 @@ def measure(stack: Stack, conversations: Sequence[Conversation], limits: Limits)
     cpu = {kind: seconds - cpu_before[kind] for kind, seconds in _cpu_by_kind(stack.services).items()}
     failures = sorted({one.error for one in records if one.error})[:5]
     largest = max(loads) / fmean(loads) if loads and any(loads) else 1.0
-    return figures | {"max_by_mean_load": largest, "num_preemptions": preemptions, "cpu_s": cpu, "failures": failures}
+    told = {"cpu_s": cpu, "failures": failures, "others_percent": others_percent}
+    return figures | {"max_by_mean_load": largest, "num_preemptions": preemptions} | told
 
 
 def _cpu_by_kind(services: dict[str, psutil.Process]) -> dict[str, float]:
