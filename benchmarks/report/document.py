@@ -63,6 +63,7 @@ KINDS = {
     "ranks": Kind(steps.render_ranks),
     "routing": Kind(routing.render),
     "simulation.compare": Kind(simulation.render_compare),
+    "simulation.scale": Kind(simulation.render_scale, simulation.charts_scale),
     "encoder": Kind(encoder.render),
     "constraints.streams": Kind(sampling.render_streams),
     "constraints.steps": Kind(sampling.render_steps),

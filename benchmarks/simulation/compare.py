@@ -6,9 +6,9 @@
     python -m benchmarks.simulation.compare --costs-file costs.json --engines 64 --scale-rate 20
 
 Gateway, frontend and engines are started anew for each run, so that all prefix caches are empty. What requests and tokens cost
-outside of engine steps is fitted to the medians of one workload's runs (`--fitted`). The simulator then runs the others, which it has
-not seen, and each figure is divided by the median of the real runs. With simulated steps, only the computation is not real. A real run
-during which other processes used more than 15 % of the cores is discarded and repeated; the results keep it apart.
+outside of engine steps is fitted to the medians of one workload's runs (`--fitted`). The simulator then runs the others, which it
+has not seen, and each figure is divided by the median of the real runs. With simulated steps, only the computation is not real. A
+real run during which other processes used more than 15 % of the cores is discarded and repeated; the results keep it apart.
 
 Results go to benchmarks/results/<date>-<name>.json. The exit code is 1 when a request failed.
 """

@@ -3,8 +3,8 @@
     python -m benchmarks.simulation.scale --costs-file costs.json --overheads benchmarks/results/<date>-simulation-compare.json
     python -m benchmarks.simulation.scale --costs-file costs.json --overheads FILE --engines 1000 --streams 100000 --parts largest
 
-Parts: `load` and `losses` compare the policies; `frontends` changes their number; `largest` is one run of --streams requests with the
-default policy. The processor time that a frontend needs to compare an engine is measured first, in this process, with the real
+Parts: `load` and `losses` compare the policies; `frontends` changes their number; `largest` is one run of --streams requests with
+the default policy. The processor time that a frontend needs to compare an engine is measured first, in this process, with the real
 policies. It enters the simulation as a constant, so the same command with `--choice` gives the same figures anywhere.
 
 Results go to benchmarks/results/<date>-<name>.json.
@@ -17,9 +17,12 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
+from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 from triptych_engine.executor.simulated import SimulatedEngine
 from triptych_frontend.engines.policy import Routing
 
@@ -33,7 +36,9 @@ from benchmarks.simulation.workload import Workload
 
 POLICIES: tuple[Routing, ...] = ("prefix", "least-load", "round-robin")
 PARTS = ("load", "losses", "frontends", "largest")
-#: Requests per second and engine at load 1, and the mean number of turns of a conversation.
+#: Part, changes of the setup, requests per second and engine, and number of requests of a run.
+Plan = tuple[str, dict, float, int]
+#: Fewest and most turns of a conversation.
 _TURNS = (1, 6)
 
 
@@ -53,22 +58,12 @@ def run(args: argparse.Namespace) -> dict:
     overheads = replace(Overheads(**told["overheads"]), **frontend_costs(told), choice_s=choice)
     setup = Setup(engine.costs, args.blocks, args.engines, args.frontends, overheads=overheads)
     limits = Limits(args.ttft_limit_s, args.token_limit_s)
-    runs = []
-    for part, changes, rate, num_requests in plans(args, setup):
-        changed = replace(setup, **changes)
-        started_s = time.perf_counter()
-        load = workload(rate * changed.num_engines, num_requests, args.systems)
-        figures = Simulation(changed).run(load.conversations(args.seed), limits)
-        host_s = time.perf_counter() - started_s
-        row = {
-            "part": part,
-            "policy": changed.routing,
-            "rate": rate,
-            "engines": changed.num_engines,
-            "frontends": changed.num_frontends,
-        }
-        runs.append({**row, "num_losses": len(changed.losses), **figures, "host_s": host_s})
-        print_run(runs[-1])
+    # Each run has a process of its own, so neither their number nor their order changes a figure.
+    with ProcessPoolExecutor(args.jobs, max_tasks_per_child=1, mp_context=get_context("spawn")) as processes:
+        started = [processes.submit(simulate, setup, plan, limits, args.systems, args.seed) for plan in plans(args, setup)]
+        for future in as_completed(started):
+            print_run(future.result())
+        runs = [future.result() for future in started]
     keys = ("engines", "frontends", "blocks", "streams", "requests", "rates", "systems", "seed", "parts")
     return {
         **described,
@@ -80,13 +75,29 @@ def run(args: argparse.Namespace) -> dict:
     }
 
 
+def simulate(setup: Setup, plan: Plan, limits: Limits, num_systems: int, seed: int) -> dict:
+    """One run."""
+    part, changes, rate, num_requests = plan
+    changed = replace(setup, **changes)
+    started_s = time.perf_counter()
+    load = workload(rate * changed.num_engines, num_requests, num_systems)
+    figures = Simulation(changed).run(load.conversations(seed), limits)
+    host_s = time.perf_counter() - started_s
+    row = {
+        "part": part,
+        "policy": changed.routing,
+        "rate": rate,
+        "engines": changed.num_engines,
+        "frontends": changed.num_frontends,
+    }
+    return {**row, "num_losses": len(changed.losses), **figures, "host_s": host_s}
+
+
 def frontend_costs(compared: dict) -> dict[str, float]:
     """Processor time of a frontend per request and per token, from the real runs of `compare`.
 
     Two workloads of different lengths of answers give two equations per pair; least squares over all runs.
     """
-    import numpy as np
-
     runs = [run for repeats in compared["real"].values() for run in repeats]
     rows = np.array([(run["num_requests"], run["tokens_per_s"] * run["seconds"]) for run in runs])
     seconds = np.array([run["cpu_s"]["frontend"] for run in runs])
@@ -94,8 +105,8 @@ def frontend_costs(compared: dict) -> dict[str, float]:
     return {"frontend_request_s": max(0.0, float(request_s)), "frontend_token_s": max(0.0, float(token_s))}
 
 
-def plans(args: argparse.Namespace, setup: Setup) -> Iterator[tuple[str, dict, float, int]]:
-    """Part, changes of the setup, requests per second and engine, and number of requests of each run."""
+def plans(args: argparse.Namespace, setup: Setup) -> Iterator[Plan]:
+    """All runs."""
     middle = args.rates[len(args.rates) // 2]
     if "load" in args.parts:
         for rate, policy in itertools.product(args.rates, POLICIES):
@@ -139,10 +150,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--ttft-limit-s", type=float, default=1.0, help="longest TTFT that counts for goodput")
     parser.add_argument("--token-limit-s", type=float, default=0.1, help="longest mean time between two tokens that counts")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default="simulation-scale", help="of the results file")
     args = parser.parse_args()
-    check_positive(parser, args.engines, args.frontends, args.blocks, args.requests, args.streams, *args.rates)
+    check_positive(parser, args.engines, args.frontends, args.blocks, args.requests, args.streams, args.jobs, *args.rates)
     return args
 
 

@@ -134,7 +134,9 @@ def test_a_broken_invariant_is_noticed() -> None:
 
 
 def test_routing_by_prefix_finds_more_and_answers_sooner() -> None:
-    figures = {name: Simulation(a_setup(routing=name, num_engines=4)).run(LOAD.conversations(5)) for name in ("prefix", "round-robin")}
+    figures = {
+        name: Simulation(a_setup(routing=name, num_engines=4)).run(LOAD.conversations(5)) for name in ("prefix", "round-robin")
+    }
     assert figures["prefix"]["hits"] > figures["round-robin"]["hits"]
     assert figures["prefix"]["ttft_mean_ms"] < figures["round-robin"]["ttft_mean_ms"]
 
@@ -281,7 +283,9 @@ def test_the_fit_finds_what_is_outside_of_the_steps() -> None:
     conversations = list(LOAD.conversations(0))
     truth = a_setup(overheads=Overheads(request_s=0.02, host_step_s=0.004), checks_every=0)
     seen = Simulation(truth).run(conversations)
-    found, error = fit(a_setup(overheads=Overheads(request_s=0.004, host_step_s=0.001)), conversations, seen, Limits(), computes=False)
+    found, error = fit(
+        a_setup(overheads=Overheads(request_s=0.004, host_step_s=0.001)), conversations, seen, Limits(), computes=False
+    )
     assert error < 0.05
     assert found.overheads.request_s == pytest.approx(0.02, rel=0.5)
     assert found.overheads.host_step_s == pytest.approx(0.004, rel=0.5)
