@@ -48,8 +48,8 @@ def render_scale(results: dict, source: str) -> str:
     limits, overheads = results["limits"], results["overheads"]
     choice = ", ".join(f"{1e6 * seconds:.1f} us ({policy})" for policy, seconds in overheads["choice_s"].items())
     words = (
-        f"{count(results['load']['engines'], 'simulated engine')} of {results['load']['blocks']} blocks; within the limits means TTFT up"
-        f" to {limits['ttft_s']:g} s and a mean time per token up to {1e3 * limits['token_s']:.0f} ms; a frontend needs"
+        f"{count(results['load']['engines'], 'simulated engine')} of {results['load']['blocks']} blocks; within the limits means"
+        f" TTFT up to {limits['ttft_s']:g} s and a mean time per token up to {1e3 * limits['token_s']:.0f} ms; a frontend needs"
         f" {choice} to compare an engine, {1e3 * overheads['frontend_request_s']:.2f} ms for a request besides, and"
         f" {1e3 * overheads['frontend_token_s']:.2f} ms for a token"
     )

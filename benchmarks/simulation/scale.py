@@ -127,9 +127,10 @@ def plans(args: argparse.Namespace, setup: Setup) -> Iterator[Plan]:
 def print_run(run: dict) -> None:
     """One line of figures."""
     print(
-        f"{run['part']:10} {run['policy']:12} {run['engines']} engines, {run['frontends']} frontends, {run['rate']:.2f}/s each: good "
-        f"{run['good_share']:.3f}, hits {run['hits']:.3f}, TTFT p50 {run['ttft_p50_ms']:.0f} ms, p99 {run['ttft_p99_ms']:.0f} ms, "
-        f"load max/mean {run['max_by_mean_load']:.2f}, engines busy {run['engine_busy']:.2f}, frontends {run['frontend_busy']:.2f}, "
+        f"{run['part']:10} {run['policy']:12} {run['engines']} engines, {run['frontends']} frontends, {run['rate']:.2f}/s each: "
+        f"good {run['good_share']:.3f}, hits {run['hits']:.3f}, TTFT p50 {run['ttft_p50_ms']:.0f} ms, p99 {run['ttft_p99_ms']:.0f} "
+        f"ms, load max/mean {run['max_by_mean_load']:.2f}, engines busy {run['engine_busy']:.2f}, frontends "
+        f"{run['frontend_busy']:.2f}, "
         f"{run['num_failed']} failed, {run['num_moved']} moved, {run['most_live']} at once, in {run['host_s']:.0f} s",
         flush=True,
     )

@@ -70,13 +70,16 @@ def test_a_host_that_sleeps_at_random_gives_the_same_report(monkeypatch: pytest.
     undisturbed = report_of(setup)
     assert report_of(setup) == undisturbed
     pauses, real_clock = random.Random(), time.monotonic
-    for method in ("schedule", "update_from_output"):
 
-        def slow(self: Scheduler, *args: Any, _original: Callable[..., Any] = getattr(Scheduler, method)) -> Any:
+    def slowed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*args: Any) -> Any:
             time.sleep(pauses.expovariate(5000))
-            return _original(self, *args)
+            return original(*args)
 
-        monkeypatch.setattr(Scheduler, method, slow)
+        return slow
+
+    for method in (Scheduler.schedule, Scheduler.update_from_output):
+        monkeypatch.setattr(Scheduler, method.__name__, slowed(method))
     # Hours may pass on the host's clocks between any two looks at them.
     jumps = random.Random()
     for clock in ("monotonic", "perf_counter"):
