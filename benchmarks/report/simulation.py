@@ -26,17 +26,17 @@ def render_compare(results: dict, source: str) -> str:
     steps = "that compute, one core each" if load["computes"] else "with simulated steps"
     words = f"{count(load['engines'], 'engine')} {steps}, {count(load['frontends'], 'frontend')}, routing {load['policy']}"
     rows = []
-    for name, runs in results["real"].items():
+    for name in results["real"]:
         role = "fitted" if name == load["fitted"] and results["fit_error"] is not None else "not seen before"
         for figure, (called, digits) in _FIGURES.items():
-            values, simulated = [run[figure] for run in runs], results["simulated"][name][figure]
-            middle = statistics.median(values)
+            values, found = ([run[figure] for run in side[name]] for side in (results["real"], results["simulated"]))
+            middle, simulated = statistics.median(values), statistics.median(found)
             rows.append(
                 (
                     f"{name}, {role}",
                     called,
                     f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})",
-                    f"{simulated:.{digits}f}",
+                    f"{simulated:.{digits}f} ({min(found):.{digits}f} to {max(found):.{digits}f})",
                     f"{simulated / middle:.2f}" if middle else "",
                 )
             )

@@ -7,8 +7,9 @@
 
 Gateway, frontend and engines are started anew for each run, so that all prefix caches are empty. What requests and tokens cost
 outside of engine steps is fitted to the medians of one workload's runs (`--fitted`). The simulator then runs the others, which it
-has not seen, and each figure is divided by the median of the real runs. With simulated steps, only the computation is not real. A
-real run during which other processes used more than 15 % of the cores is discarded and repeated; the results keep it apart.
+has not seen, --orders times, each with another order of the requests that come at the same moment. Medians are compared. With
+simulated steps, only the computation is not real. A real run during which other processes used more than 15 % of the cores is
+discarded and repeated; the results keep it apart.
 
 Results go to benchmarks/results/<date>-<name>.json. The exit code is 1 when a request failed.
 """
@@ -46,6 +47,40 @@ def run(args: argparse.Namespace) -> dict:
     described, engine = describe("simulation.compare"), SimulatedEngine.read(args.costs_file)
     limits = Limits(args.ttft_limit_s, args.token_limit_s)
     loads = {name: _conversations(args, name) for name in args.workloads}
+    kept = json.loads(args.real.read_text()) if args.real else {}
+    real, discarded = (kept["real"], kept["discarded"]) if kept else _real_runs(args, engine, loads, limits)
+    setup = Setup(engine.costs, args.blocks, args.engines, args.frontends, args.policy, _START)
+    if args.overheads:
+        setup = replace(setup, overheads=Overheads(**json.loads(args.overheads.read_text())["overheads"]))
+        error = None
+    else:
+        setup, error = fit(setup, loads[args.fitted], _medians(real[args.fitted]), limits, computes=args.computes)
+    simulated: dict[str, list[dict]] = {}
+    for name in args.workloads:
+        jittered = [replace(setup, jitter_seed=number) for number in range(args.orders)]
+        simulated[name] = [Simulation(one).run(loads[name], limits) for one in jittered]
+        for found in simulated[name]:
+            print_run(f"simulated, {name}", found)
+    keys = ("engines", "frontends", "policy", "blocks", "seed", "computes", "scale_rate", "fitted", "workloads")
+    return {
+        **described,
+        "load": {key: getattr(args, key) for key in keys}
+        | {"overheads_from": args.overheads and args.overheads.name, "real_from": args.real and args.real.name},
+        "costs": asdict(engine.costs),
+        "limits": asdict(limits),
+        "workload_parameters": {name: asdict(WORKLOADS[name]) for name in args.workloads},
+        "overheads": asdict(setup.overheads),
+        "fit_error": error,
+        "real": real,
+        "discarded": discarded,
+        "simulated": simulated,
+    }
+
+
+def _real_runs(
+    args: argparse.Namespace, engine: SimulatedEngine, loads: dict[str, list[Conversation]], limits: Limits
+) -> tuple[dict[str, list[dict]], list[dict]]:
+    """Those that count, by workload, and those that were discarded."""
     real: dict[str, list[dict]] = {name: [] for name in args.workloads}
     discarded: list[dict] = []
     for repeat in range(args.repeats):
@@ -58,29 +93,7 @@ def run(args: argparse.Namespace) -> dict:
                 print("discarded: something else computed meanwhile", flush=True)
                 discarded.append(found)
             real[name].append(found)
-    setup = Setup(engine.costs, args.blocks, args.engines, args.frontends, args.policy, _START)
-    if args.overheads:
-        setup = replace(setup, overheads=Overheads(**json.loads(args.overheads.read_text())["overheads"]))
-        error = None
-    else:
-        setup, error = fit(setup, loads[args.fitted], _medians(real[args.fitted]), limits, computes=args.computes)
-    simulated = {}
-    for name in args.workloads:
-        simulated[name] = Simulation(setup).run(loads[name], limits)
-        print_run(f"simulated, {name}", simulated[name])
-    keys = ("engines", "frontends", "policy", "blocks", "seed", "computes", "scale_rate", "fitted", "workloads")
-    return {
-        **described,
-        "load": {key: getattr(args, key) for key in keys} | {"overheads_from": args.overheads and args.overheads.name},
-        "costs": asdict(engine.costs),
-        "limits": asdict(limits),
-        "workload_parameters": {name: asdict(WORKLOADS[name]) for name in args.workloads},
-        "overheads": asdict(setup.overheads),
-        "fit_error": error,
-        "real": real,
-        "discarded": discarded,
-        "simulated": simulated,
-    }
+    return real, discarded
 
 
 def _medians(runs: Sequence[dict]) -> dict[str, float]:
@@ -138,6 +151,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--fitted", default=CHATS.name, choices=list(WORKLOADS), help="the workload that constants are fitted to")
     parser.add_argument("--overheads", type=Path, help="results of another run: take its constants, fit none")
+    parser.add_argument("--real", type=Path, help="results of another run: take its real runs, start no services")
+    parser.add_argument("--orders", type=int, default=5, help="simulated runs, each with another order of simultaneous requests")
     parser.add_argument("--scale-rate", type=float, default=1.0, help="factor on the rate of conversations")
     parser.add_argument("--ttft-limit-s", type=float, default=1.0, help="longest TTFT that counts for goodput")
     parser.add_argument("--token-limit-s", type=float, default=0.1, help="longest mean time between two tokens that counts")
@@ -147,7 +162,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--name", default="simulation-compare", help="of the results file")
     parser.add_argument("serve_args", nargs="*", help="after --: flags for `triptych serve`")
     args = parser.parse_args()
-    check_positive(parser, args.engines, args.frontends, args.blocks, args.scale_rate, args.repeats)
+    check_positive(parser, args.engines, args.frontends, args.blocks, args.scale_rate, args.repeats, args.orders)
     if not args.overheads and args.fitted not in args.workloads:
         parser.error("the workload that constants are fitted to must be one of --workloads")
     return args

@@ -5,7 +5,8 @@
 
 Parts: `load` and `losses` compare the policies; `frontends` changes their number; `largest` is one run of --streams requests with
 the default policy. The processor time that a frontend needs to compare an engine is measured first, in this process, with the real
-policies. It enters the simulation as a constant, so the same command with `--choice` gives the same figures anywhere.
+policies. It enters the simulation as a constant, so the same command with `--choice` gives the same figures anywhere. Half of the
+fitted time of a request counts as the frontend's processor time. What a token costs it comes from benchmarks.streams.
 
 Results go to benchmarks/results/<date>-<name>.json.
 """
@@ -22,7 +23,6 @@ from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-import numpy as np
 from triptych_engine.executor.simulated import SimulatedEngine
 from triptych_frontend.engines.policy import Routing
 
@@ -55,7 +55,9 @@ def run(args: argparse.Namespace) -> dict:
     told = json.loads(args.overheads.read_text())
     choice = json.loads(args.choice) if args.choice else choice_costs(args.engines)
     print(f"time to compare an engine, us: { {name: round(1e6 * seconds, 2) for name, seconds in choice.items()} }", flush=True)
-    overheads = replace(Overheads(**told["overheads"]), **frontend_costs(told), choice_s=choice)
+    fitted = Overheads(**told["overheads"])
+    own = {"frontend_request_s": fitted.request_s / 2, "frontend_token_s": args.frontend_token_us / 1e6, "choice_s": choice}
+    overheads = replace(fitted, **own, request_s=fitted.request_s / 2)
     setup = Setup(engine.costs, args.blocks, args.engines, args.frontends, overheads=overheads)
     limits = Limits(args.ttft_limit_s, args.token_limit_s)
     # Each run has a process of its own, so neither their number nor their order changes a figure.
@@ -91,18 +93,6 @@ def simulate(setup: Setup, plan: Plan, limits: Limits, num_systems: int, seed: i
         "frontends": changed.num_frontends,
     }
     return {**row, "num_losses": len(changed.losses), **figures, "host_s": host_s}
-
-
-def frontend_costs(compared: dict) -> dict[str, float]:
-    """Processor time of a frontend per request and per token, from the real runs of `compare`.
-
-    Two workloads of different lengths of answers give two equations per pair; least squares over all runs.
-    """
-    runs = [run for repeats in compared["real"].values() for run in repeats]
-    rows = np.array([(run["num_requests"], run["tokens_per_s"] * run["seconds"]) for run in runs])
-    seconds = np.array([run["cpu_s"]["frontend"] for run in runs])
-    (request_s, token_s), *_ = np.linalg.lstsq(rows, seconds, rcond=None)
-    return {"frontend_request_s": max(0.0, float(request_s)), "frontend_token_s": max(0.0, float(token_s))}
 
 
 def plans(args: argparse.Namespace, setup: Setup) -> Iterator[Plan]:
@@ -151,6 +141,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--ttft-limit-s", type=float, default=1.0, help="longest TTFT that counts for goodput")
     parser.add_argument("--token-limit-s", type=float, default=0.1, help="longest mean time between two tokens that counts")
+    parser.add_argument("--frontend-token-us", type=float, default=34.0, help="processor time of a frontend with many streams")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default="simulation-scale", help="of the results file")

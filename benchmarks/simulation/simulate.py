@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
@@ -44,7 +45,7 @@ class _User:
         self._frontend.num_live += 1
         run.num_live += 1
         run.most_live = max(run.most_live, run.num_live)
-        run.timeline.after(run.setup.overheads.request_s, self._frontend.request, message, self)
+        run.timeline.after(run.request_s(), self._frontend.request, message, self)
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         assert self._record is not None
@@ -84,8 +85,14 @@ class Simulation:
         self.frontends = [VirtualFrontend(self.timeline, setup, self.engines) for _ in range(setup.num_frontends)]
         self.records: list[Record] = []
         self.num_live = self.most_live = self.num_ended = 0
+        self._jitter = None if setup.jitter_seed is None else random.Random(setup.jitter_seed)
         for time_s, number in setup.losses:
             self.timeline.at(time_s, self._lose, number)
+
+    def request_s(self) -> float:
+        """How long a request takes to a frontend."""
+        factor = 1.0 if self._jitter is None else self._jitter.uniform(0.5, 1.5)
+        return factor * self.setup.overheads.request_s
 
     def _lose(self, number: int) -> None:
         engine, message_s = self.engines[number], self.setup.overheads.message_s

@@ -88,6 +88,8 @@ def test_a_host_that_sleeps_at_random_gives_the_same_report(monkeypatch: pytest.
     monkeypatch.undo()
     assert disturbed == undisturbed
     assert report_of(setup, seed=1) != undisturbed
+    jittered = replace(setup, jitter_seed=0)
+    assert report_of(jittered) == report_of(jittered) != undisturbed
 
 
 # -- conservation -------------------------------------------------------------------------------------------------------------
