@@ -39,14 +39,14 @@ PARTS = ("load", "losses", "frontends", "largest")
 #: Part, changes of the setup, requests per second and engine, and number of requests of a run.
 Plan = tuple[str, dict, float, int]
 #: Fewest and most turns of a conversation.
-_TURNS = (1, 6)
+_TURNS = (1, 4)
 
 
 def workload(requests_per_s: float, num_requests: int, num_systems: int) -> Workload:
     """Conversations with shared system prompts: about so many requests at this rate."""
     conversations_per_s = requests_per_s / (sum(_TURNS) / 2)
     duration_s = num_requests / requests_per_s
-    return Workload("fleet", conversations_per_s, duration_s, num_systems, (200, 800), _TURNS, (20, 300), (20, 120), (32, 160), 4.0)
+    return Workload("fleet", conversations_per_s, duration_s, num_systems, (200, 800), _TURNS, (20, 300), (20, 120), (32, 160), 2.0)
 
 
 def run(args: argparse.Namespace) -> dict:
