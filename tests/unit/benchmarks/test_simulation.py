@@ -223,13 +223,13 @@ def in_the_real_loop(setup: Setup, settings: EngineSettings, folder: Path, monke
     core = EngineCore(scheduler, executor, publish)
     core.on_blocks = lambda version, added, removed: evicted.extend(removed)
     scheduler.kv_cache.pool.watch()
-    waiting = [(at_s, str(number), *rest) for number, (at_s, *rest) in enumerate(arrivals(80))]
+    waiting = list(enumerate(arrivals(80)))
     while waiting or scheduler.has_work:
         if not scheduler.has_work:
-            host.now_s = max(host.now_s, waiting[0][0])
-        while waiting and waiting[0][0] <= host.now_s:
-            _, name, prompt, max_tokens = waiting.pop(0)
-            scheduler.add(Request(name, prompt, SamplingParams(max_tokens=max_tokens, temperature=0.0)))  # type: ignore[arg-type]
+            host.now_s = max(host.now_s, waiting[0][1][0])
+        while waiting and waiting[0][1][0] <= host.now_s:
+            number, (_, prompt, max_tokens) = waiting.pop(0)
+            scheduler.add(Request(str(number), prompt, SamplingParams(max_tokens=max_tokens, temperature=0.0)))
         core.step()
     monkeypatch.undo()
     return counts_of(scheduler, len(evicted), host.now_s, cached)
