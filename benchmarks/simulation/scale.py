@@ -5,8 +5,8 @@
 
 Parts: `load` and `losses` compare the policies; `frontends` changes their number; `largest` is one run of --streams requests with
 the default policy. The processor time that a frontend needs to compare an engine is measured first, in this process, with the real
-policies. It enters the simulation as a constant, so the same command with `--choice` gives the same figures anywhere. Half of the
-fitted time of a request counts as the frontend's processor time. What a token costs it comes from benchmarks.streams.
+policies. It enters the simulation as a constant, so the same command with `--choice` gives the same figures anywhere. What a token
+costs a busy frontend comes from benchmarks.streams. What a request costs it besides the choice is an assumption.
 
 Results go to benchmarks/results/<date>-<name>.json.
 """
@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> dict:
     choice = json.loads(args.choice) if args.choice else choice_costs(args.engines)
     print(f"time to compare an engine, us: { {name: round(1e6 * seconds, 2) for name, seconds in choice.items()} }", flush=True)
     fitted = Overheads(**told["overheads"])
-    own = {"frontend_request_s": fitted.request_s / 2, "frontend_token_s": args.frontend_token_us / 1e6, "choice_s": choice}
-    overheads = replace(fitted, **own, request_s=fitted.request_s / 2)
+    request_s, token_s = args.frontend_request_ms / 1e3, args.frontend_token_us / 1e6
+    overheads = replace(fitted, frontend_request_s=request_s, frontend_token_s=token_s, choice_s=choice)
     setup = Setup(engine.costs, args.blocks, args.engines, args.frontends, overheads=overheads)
     limits = Limits(args.ttft_limit_s, args.token_limit_s)
     # Each run has a process of its own, so neither their number nor their order changes a figure.
@@ -141,6 +141,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--ttft-limit-s", type=float, default=1.0, help="longest TTFT that counts for goodput")
     parser.add_argument("--token-limit-s", type=float, default=0.1, help="longest mean time between two tokens that counts")
+    parser.add_argument("--frontend-request-ms", type=float, default=1.0, help="processor time of a frontend besides the choice")
     parser.add_argument("--frontend-token-us", type=float, default=34.0, help="processor time of a frontend with many streams")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--seed", type=int, default=0)
