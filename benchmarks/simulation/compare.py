@@ -27,10 +27,10 @@ from pathlib import Path
 from triptych_common.model.store import TEXT_MODEL
 from triptych_engine.executor.simulated import SimulatedEngine
 
+from benchmarks.harness.engines import wait_until_all_serve
 from benchmarks.harness.sitting import MAX_BUSY_PERCENT, check_positive, describe, new_parser
 from benchmarks.harness.stack import Stack, running_stack
 from benchmarks.report.hold import hold
-from benchmarks.routing import wait_until_all_serve
 from benchmarks.simulation.figures import Limits
 from benchmarks.simulation.fit import fit
 from benchmarks.simulation.real import measure, pin_engines

@@ -13,16 +13,12 @@ from statistics import fmean
 import httpx
 import psutil
 
+from benchmarks.harness.engines import SAMPLE_S, SETTLE_S, engines_of
 from benchmarks.harness.machine import BusyMeter, cpu_s
 from benchmarks.harness.stack import Stack
 from benchmarks.load.client import run_async
-from benchmarks.routing import engines_of
 from benchmarks.simulation.figures import Limits, Record, summarize
 from benchmarks.simulation.workload import Conversation
-
-_SAMPLE_S = 0.2
-#: Engines tell their loads at least this often, in seconds.
-_SETTLE_S = 1.5
 
 
 def pin_engines(stack: Stack, num_cores: int) -> None:
@@ -41,7 +37,7 @@ def measure(stack: Stack, conversations: Sequence[Conversation], limits: Limits)
     meter = BusyMeter([*stack.services.values(), psutil.Process()])
     records, loads = run_async(_converse(stack, conversations))
     others_percent = meter.percent()["others"]
-    time.sleep(_SETTLE_S)
+    time.sleep(SETTLE_S)
     after = engines_of(stack)
     queries, hits, preemptions = (
         sum((engine[name] or 0) for engine in after) - sum((engine[name] or 0) for engine in before)
@@ -71,7 +67,7 @@ async def _converse(stack: Stack, conversations: Sequence[Conversation]) -> tupl
 
         async def watch() -> None:
             while True:
-                await asyncio.sleep(_SAMPLE_S)
+                await asyncio.sleep(SAMPLE_S)
                 for engine in (await client.get("/load")).json()["engines"]:
                     if engine["id"]:
                         loads.setdefault(engine["id"], []).append((engine["num_running"] or 0) + (engine["num_waiting"] or 0))
