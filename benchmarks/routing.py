@@ -30,6 +30,7 @@ import httpx
 from triptych_common.model.store import TEXT_MODEL
 
 from benchmarks.errors import BenchmarkError
+from benchmarks.harness.engines import SAMPLE_S, SETTLE_S, engines_of, wait_until_all_serve
 from benchmarks.harness.sitting import check_positive, describe, new_parser
 from benchmarks.harness.stack import Stack, running_stack
 from benchmarks.harness.targets import describe_load
@@ -37,11 +38,6 @@ from benchmarks.load.client import run_async
 from benchmarks.load.conversations import Outcome, converse, scripts
 from benchmarks.report.hold import hold
 
-_SAMPLE_S = 0.2
-#: Engines tell their loads at least this often, in seconds.
-_SETTLE_S = 1.5
-#: Until all engines serve, at most.
-_START_S = 60.0
 POLICIES = ("prefix", "least-load", "round-robin")
 
 
@@ -54,7 +50,7 @@ def measure(stack: Stack, args: argparse.Namespace) -> dict:
     seconds = time.perf_counter() - start_s
     if not outcome.ttft_s:
         raise BenchmarkError(f"no request was answered: {outcome.failures[:3]}")
-    time.sleep(_SETTLE_S)
+    time.sleep(SETTLE_S)
     after = engines_of(stack)
     queries, hits = (_sum(after, name) - _sum(before, name) for name in ("prefix_cache_queries", "prefix_cache_hits"))
     mean = statistics.mean(loads)
@@ -83,7 +79,7 @@ async def _converse(stack: Stack, args: argparse.Namespace, users: list) -> tupl
     async def watch() -> None:
         async with httpx.AsyncClient(trust_env=False) as client:
             while True:
-                await asyncio.sleep(_SAMPLE_S)
+                await asyncio.sleep(SAMPLE_S)
                 engines = (await client.get(f"{stack.target.url}/load")).json()["engines"]
                 for engine in engines:
                     if engine["id"]:  # a frontend that has begun may know only its address
@@ -96,21 +92,6 @@ async def _converse(stack: Stack, args: argparse.Namespace, users: list) -> tupl
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
     return outcome, [statistics.mean(engine) for engine in loads.values()]
-
-
-def engines_of(stack: Stack) -> list[dict]:
-    """What the gateway says of the engines."""
-    return list(httpx.get(f"{stack.target.url}/load", trust_env=False).json()["engines"])
-
-
-def wait_until_all_serve(stack: Stack, num_engines: int) -> None:
-    """One engine and one frontend suffice for `triptych serve` to be ready."""
-    deadline_s = time.monotonic() + _START_S
-    while sum(engine["state"] == "serving" for engine in engines_of(stack)) < num_engines:
-        if time.monotonic() > deadline_s:
-            raise BenchmarkError(f"not all of {num_engines} engines serve after {_START_S:.0f} s")
-        time.sleep(_SAMPLE_S)
-    time.sleep(_SETTLE_S)
 
 
 def run(args: argparse.Namespace) -> dict:

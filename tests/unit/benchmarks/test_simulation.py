@@ -1,0 +1,296 @@
+"""The simulation of a fleet: deterministic, without losses of requests or blocks, and equal to the real step loop."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.builders.tokenizer import VOCAB_SIZE, byte_level_tokenizer
+from triptych.v1 import engine_pb2
+from triptych_engine import load as load_module
+from triptych_engine import steps as steps_module
+from triptych_engine.core import EngineCore
+from triptych_engine.executor import simulated as simulated_module
+from triptych_engine.executor.simulated import SimulatedEngine, SimulatedExecutor
+from triptych_engine.scheduling.output import SequenceOutput
+from triptych_engine.scheduling.request import Request, SamplingParams
+from triptych_engine.scheduling.scheduler import Scheduler
+from triptych_engine.scheduling.step_costs import StepCosts
+from triptych_engine.settings import EngineSettings
+
+from benchmarks.simulation.engine import VirtualEngine, new_scheduler
+from benchmarks.simulation.figures import Limits, Record, summarize
+from benchmarks.simulation.fit import fit
+from benchmarks.simulation.frontend import VirtualFrontend
+from benchmarks.simulation.setup import Grid, Overheads, Setup
+from benchmarks.simulation.simulate import Simulation
+from benchmarks.simulation.timeline import Timeline
+from benchmarks.simulation.workload import Workload
+
+COSTS = StepCosts(0.01, 0.001, 0.0005)
+LOAD = Workload("test", 4.0, 6.0, 2, (64, 128), (1, 3), (16, 64), (16, 64), (4, 24), 0.5)
+OVERHEADS = Overheads(0.002, 0.0002, 0.0005, 0.0003, 0.00001, 0.0005, 0.00002, {"prefix": 2e-6})
+
+
+def a_setup(**changes: Any) -> Setup:
+    values: dict[str, Any] = {"costs": COSTS, "num_blocks": 200, "num_engines": 3, "overheads": OVERHEADS, "checks_every": 10}
+    return Setup(**(values | changes))
+
+
+def report_of(setup: Setup, load: Workload = LOAD, seed: int = 0) -> str:
+    simulation = Simulation(setup)
+    figures = simulation.run(load.conversations(seed))
+    return json.dumps([figures, [(one.sent_s, one.first_s, one.last_s, one.num_output_tokens) for one in simulation.records]])
+
+
+# -- the clock ----------------------------------------------------------------------------------------------------------------
+
+
+def test_events_run_in_the_order_of_their_times_and_numbers() -> None:
+    timeline, seen = Timeline(), list[tuple[str, float]]()
+    for time_s, name in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
+        timeline.at(time_s, lambda name=name: seen.append((name, timeline.now_s)))
+    timeline.run(until_s=1.5)
+    assert seen == [("a", 1.0), ("b", 1.0)]
+    timeline.run()
+    assert seen[-1] == ("c", 2.0)
+    with pytest.raises(AssertionError, match="was added at 2"):
+        timeline.at(1.0, print)
+
+
+def test_a_host_that_sleeps_at_random_gives_the_same_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = a_setup(num_frontends=2, losses=((2.0, 1),), restart_s=1.5)
+    undisturbed = report_of(setup)
+    assert report_of(setup) == undisturbed
+    pauses, real_clock = random.Random(), time.monotonic
+
+    def slowed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*args: Any) -> Any:
+            time.sleep(pauses.expovariate(5000))
+            return original(*args)
+
+        return slow
+
+    for method in (Scheduler.schedule, Scheduler.update_from_output):
+        monkeypatch.setattr(Scheduler, method.__name__, slowed(method))
+    # Hours may pass on the host's clocks between any two looks at them.
+    jumps = random.Random()
+    for clock in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(time, clock, lambda: real_clock() + jumps.uniform(0, 1e5))
+    disturbed = report_of(setup)
+    monkeypatch.undo()
+    assert disturbed == undisturbed
+    assert report_of(setup, seed=1) != undisturbed
+    jittered = replace(setup, jitter_seed=0)
+    assert report_of(jittered) == report_of(jittered) != undisturbed
+
+
+# -- conservation -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("routing", ["prefix", "least-load", "round-robin"])
+def test_every_request_ends_once_with_all_its_tokens(routing: str) -> None:
+    simulation = Simulation(a_setup(routing=routing, num_frontends=2, num_blocks=60))  # so few that they are evicted
+    figures = simulation.run(LOAD.conversations(3))
+    wanted = [(one.number, index, turn.max_tokens) for one in LOAD.conversations(3) for index, turn in enumerate(one.turns)]
+    assert sorted((one.conversation, one.turn, one.num_output_tokens) for one in simulation.records) == wanted
+    assert figures["num_failed"] == 0
+    assert figures["num_evictions"] > 0
+    assert figures["most_live"] > 3
+
+
+def test_streams_of_a_lost_engine_go_on_elsewhere_and_are_computed_again() -> None:
+    undisturbed, disturbed = Simulation(a_setup()), Simulation(a_setup(losses=((2.0, 0), (3.0, 1)), restart_s=0.5))
+    busy = replace(LOAD, conversations_per_s=12.0)
+    before, after = undisturbed.run(busy.conversations(0)), disturbed.run(busy.conversations(0))
+    assert after["num_moved"] > 0
+    assert after["num_failed"] == 0
+    tokens = [sum(one.num_output_tokens for one in simulation.records) for simulation in (undisturbed, disturbed)]
+    assert tokens[0] == tokens[1]
+    assert after["hits"] < before["hits"]
+    assert after["longest_gap_p99_ms"] > before["longest_gap_p99_ms"]
+
+
+def test_requests_fail_where_no_engine_is_left() -> None:
+    figures = Simulation(a_setup(num_engines=1, losses=((1.0, 0),))).run(LOAD.conversations(0))
+    assert 0 < figures["num_failed"] < figures["num_requests"]
+
+
+def test_steps_beyond_the_measured_grid_are_counted() -> None:
+    assert Simulation(a_setup()).run(LOAD.conversations(0))["off_grid"] == 0
+    assert Simulation(a_setup(grid=Grid(1, 8))).run(LOAD.conversations(0))["off_grid"] > 0.1
+
+
+def test_a_broken_invariant_is_noticed() -> None:
+    simulation = Simulation(a_setup())
+    simulation.engines[0].scheduler.kv_cache.pool.allocate(1)  # nobody holds this block
+    with pytest.raises(AssertionError, match="reference counts"):
+        simulation.run(LOAD.conversations(0))
+
+
+# -- policies -----------------------------------------------------------------------------------------------------------------
+
+
+def test_routing_by_prefix_finds_more_and_answers_sooner() -> None:
+    figures = {
+        name: Simulation(a_setup(routing=name, num_engines=4)).run(LOAD.conversations(5)) for name in ("prefix", "round-robin")
+    }
+    assert figures["prefix"]["hits"] > figures["round-robin"]["hits"]
+    assert figures["prefix"]["ttft_mean_ms"] < figures["round-robin"]["ttft_mean_ms"]
+
+
+def test_a_frontend_that_is_busy_makes_requests_wait() -> None:
+    slow = Overheads(frontend_request_s=0.05)
+    one, four = (Simulation(a_setup(overheads=slow, num_frontends=count)).run(LOAD.conversations(0)) for count in (1, 4))
+    assert one["ttft_p50_ms"] > four["ttft_p50_ms"] >= 50
+    assert one["frontend_busy"] > four["frontend_busy"]
+
+
+def test_a_frontend_knows_what_engines_have_sent_and_not_more() -> None:
+    timeline, setup = Timeline(), a_setup(num_engines=1, overheads=Overheads(message_s=0.1))
+    engine = VirtualEngine(timeline, setup, 0, EngineSettings())
+    one, other = (VirtualFrontend(timeline, setup, [engine]).connections[0] for _ in range(2))
+    message = engine_pb2.EngineRequest(request_id="r", prompt_token_ids=range(1000, 1040))
+    message.sampling.max_tokens = 20
+    engine.submit(engine.life, one, message)
+    timeline.run(until_s=0.09)
+    assert engine.num_live == 1
+    assert (one.load, other.load, len(other.blocks.held)) == (0, 0, 0)  # nothing has arrived
+    timeline.run()
+    assert len(other.blocks.held) == len(one.blocks.held) == 3
+    assert other.load == 0  # it was told of the end, too
+
+
+# -- the real step loop -------------------------------------------------------------------------------------------------------
+
+
+class HostClock:
+    """What the real step loop takes for the time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def module(self) -> SimpleNamespace:
+        return SimpleNamespace(perf_counter=lambda: self.now_s, monotonic=lambda: self.now_s, sleep=self.sleep)
+
+
+def arrivals(count: int) -> list[tuple[float, list[int], int]]:
+    """(time, prompt, tokens of the answer): many begin alike, and together they need more blocks than there are."""
+    rng, made, now_s = random.Random(1), [], 0.0
+    beginnings = [rng.choices(range(1000, 40000), k=24) for _ in range(3)]
+    for _ in range(count):
+        now_s += rng.expovariate(12)
+        prompt = rng.choice(beginnings) + rng.choices(range(1000, 40000), k=rng.randint(1, 40))
+        made.append((now_s, prompt, rng.randint(4, 40)))
+    return made
+
+
+def counts_of(scheduler: Scheduler, num_evictions: int, seconds: float, cached: dict[str, int]) -> dict[str, Any]:
+    cache = scheduler.kv_cache
+    return {
+        "queries": cache.prefix_cache_queries,
+        "hits": cache.prefix_cache_hits,
+        "cached": cached,
+        "evictions": num_evictions,
+        "preemptions": scheduler.num_preemptions,
+        "seconds": round(seconds, 6),
+    }
+
+
+def in_the_real_loop(setup: Setup, settings: EngineSettings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    host = HostClock()
+    for module in (simulated_module, steps_module, load_module):
+        monkeypatch.setattr(module, "time", host.module())
+    byte_level_tokenizer().save(str(folder / "tokenizer.json"))
+    costs = {"fixed_s": COSTS.fixed_s, "decode_s": COSTS.decode_s, "prompt_token_s": COSTS.prompt_token_s}
+    executor = SimulatedExecutor(SimulatedEngine(**costs, num_blocks=setup.num_blocks), folder, VOCAB_SIZE, settings)
+    executor.load()
+    scheduler, evicted, cached = new_scheduler(setup, settings), list[bytes](), dict[str, int]()
+
+    def publish(step: int, outputs: Any, load: Any) -> None:
+        cached.update({one.request_id: one.usage[2] for one in outputs if one.usage is not None})
+
+    core = EngineCore(scheduler, executor, publish)
+    core.on_blocks = lambda version, added, removed: evicted.extend(removed)
+    scheduler.kv_cache.pool.watch()
+    waiting = list(enumerate(arrivals(80)))
+    while waiting or scheduler.has_work:
+        if not scheduler.has_work:
+            host.now_s = max(host.now_s, waiting[0][1][0])
+        while waiting and waiting[0][1][0] <= host.now_s:
+            number, (_, prompt, max_tokens) = waiting.pop(0)
+            scheduler.add(Request(str(number), prompt, SamplingParams(max_tokens=max_tokens, temperature=0.0)))
+        core.step()
+    monkeypatch.undo()
+    return counts_of(scheduler, len(evicted), host.now_s, cached)
+
+
+def in_the_simulation(setup: Setup, settings: EngineSettings) -> dict[str, Any]:
+    timeline, cached, ends = Timeline(), dict[str, int](), [0.0]
+    engine = VirtualEngine(timeline, setup, 0, settings)
+
+    class Watcher:
+        def publish(self, outputs: list[SequenceOutput], load: Any, blocks: Any) -> None:
+            cached.update({one.request_id: one.usage[2] for one in outputs if one.usage is not None})
+            ends.append(timeline.now_s)
+
+    watcher = Watcher()
+    engine.watchers.append(watcher)
+    for number, (at_s, prompt, max_tokens) in enumerate(arrivals(80)):
+        message = engine_pb2.EngineRequest(request_id=str(number), prompt_token_ids=prompt)
+        message.sampling.max_tokens, message.sampling.temperature = max_tokens, 0
+        timeline.at(at_s, engine.submit, engine.life, watcher, message)
+    timeline.run()
+    engine.check_is_empty()
+    return counts_of(engine.scheduler, engine.num_evictions, ends[-1], cached)
+
+
+def test_the_real_step_loop_and_the_simulation_do_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = EngineSettings(block_size=4, max_num_seqs=16, max_num_batched_tokens=64, prompt_lookup=False)
+    setup = Setup(COSTS, num_blocks=60, num_engines=1)
+    real = in_the_real_loop(setup, settings, tmp_path, monkeypatch)
+    assert real["preemptions"] > 5
+    assert real["evictions"] > 100
+    assert 0.1 < real["hits"] / real["queries"] < 0.9
+    assert in_the_simulation(setup, settings) == real
+
+
+# -- figures ------------------------------------------------------------------------------------------------------------------
+
+
+def test_goodput_counts_what_is_within_both_limits() -> None:
+    records = []
+    for ttft_s, token_s in ((0.1, 0.01), (2.0, 0.01), (0.1, 0.5)):
+        record = Record(0, 0, 1.0, 10)
+        for index in range(3):
+            record.got(1.0 + ttft_s + index * token_s, 1)
+        records.append(record)
+    records.append(Record(0, 1, 1.0, 10, error="lost"))
+    figures = summarize(records, 30, 40, Limits(1.0, 0.1))
+    assert figures["good_share"] == 1 / 4
+    assert figures["num_failed"] == 1
+    assert figures["hits"] == 0.75
+    assert figures["seconds"] == pytest.approx(3.02)
+    assert figures["goodput_per_s"] == pytest.approx(1 / 3.02)
+
+
+def test_the_fit_finds_what_is_outside_of_the_steps() -> None:
+    conversations = list(LOAD.conversations(0))
+    truth = a_setup(overheads=Overheads(request_s=0.02, host_step_s=0.004), checks_every=0)
+    seen = Simulation(truth).run(conversations)
+    found, error = fit(
+        a_setup(overheads=Overheads(request_s=0.004, host_step_s=0.001)), conversations, seen, Limits(), computes=False
+    )
+    assert error < 0.05
+    assert found.overheads.request_s == pytest.approx(0.02, rel=0.5)
+    assert found.overheads.host_step_s == pytest.approx(0.004, rel=0.5)
