@@ -94,7 +94,11 @@ class BlockFetcher:
             source: instance id of the engine that offers them; empty: none does.
         """
         if self.disk is not None:
-            await asyncio.to_thread(self.disk.load, hashes, self._kv_cache.held_prefix(hashes))
+            try:
+                await asyncio.to_thread(self.disk.load, hashes, self._kv_cache.held_prefix(hashes))
+            except Exception:
+                log.exception("unexpected error while blocks were read")
+                self._failed("internal")
         if source and self._peers is not None:
             await self._fetch_from(self._peers, hashes, source)
 

@@ -71,6 +71,8 @@ class BlockCopies:
             on_loaded: see BlockLoad.
         """
         slots = self.tier.pin(hashes)
+        if not slots:  # others use the tier, too
+            return 0
         self._pool.hold(prefix)
         blocks = self._pool.allocate(len(slots))
         if blocks is None:
@@ -78,8 +80,6 @@ class BlockCopies:
         load = BlockLoad(prefix, blocks, slots, on_loaded)
         self._loads.append(load)
         self._load_of.update((block, load) for block in blocks)
-        if not slots:
-            self._end(load)
         return len(slots)
 
     def take(self, *, beside_decoding: bool) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:

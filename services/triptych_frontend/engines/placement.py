@@ -105,6 +105,8 @@ class Placement:
         #: On its way to an engine.
         self._placing: asyncio.Task[None] | None = None
         self._has_output = False
+        #: Outputs so far, and after how many to look for an engine that decodes.
+        self._num_outputs, self._next_look = 0, 1
         #: When the first output came.
         self._output_s = 0.0
         #: What the engine's breaker gave for this request, and whether it was told of a failure.
@@ -215,7 +217,8 @@ class Placement:
             sequence.count_cached(output)
         sequence.token_ids.extend(output.token_ids)
         self._listener.on_output(sequence.index, output)
-        if self._connection is not None and self._connection.is_for_prompts and len(sequence.token_ids) % _LOOK_AGAIN_TOKENS == 1:
+        self._num_outputs += 1
+        if self._connection is not None and self._connection.is_for_prompts and self._num_outputs >= self._next_look:
             self._leave_prefill()
 
     def lost(self, error: TriptychError) -> None:
@@ -259,6 +262,7 @@ class Placement:
         engine, live = self._connection, self.live_sequences
         if engine is None or not live or not all(one.has_output and not one.is_aborted for one in live):
             return
+        self._next_look = self._num_outputs + _LOOK_AGAIN_TOKENS * len(live)
         # The log probabilities of a prompt need all of it.
         if self.request.sampling.HasField("prompt_logprobs"):
             return

@@ -225,3 +225,12 @@ def test_blocks_of_a_request_that_failed_are_not_offered():
     run.step()
     assert not run.scheduler.has_work or run.step() is not None
     assert not run.tier.num_used
+
+
+def test_blocks_that_others_took_out_of_the_tier_in_the_last_moment_are_computed(monkeypatch: pytest.MonkeyPatch):
+    run = Run()
+    run.text(a_request("first", LONG, max_tokens=3))
+    run.text(a_request("other", OTHER, max_tokens=3))
+    monkeypatch.setattr(run.tier, "pin", lambda hashes: [])
+    run.text(a_request("again", LONG, max_tokens=3))
+    assert not run.num_loaded
