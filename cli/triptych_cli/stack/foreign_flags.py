@@ -108,7 +108,9 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     "--kv-cache-dtype": _to("engine.kv-cache-dtype"),
     "--block-size": _to("engine.block-size"),
     "--enable-prefix-caching": _switch("engine.enable-prefix-caching"),
-    "--swap-space": _note("KV blocks are not swapped; a preempted request is computed again"),
+    "--swap-space": _note("evicted KV blocks are kept in memory with --engine.kv-offloading-memory 4G"),
+    "--kv-offloading-size": _no("use --engine.kv-offloading-memory BYTES, e.g. 4G"),
+    "--kv-transfer-config": _no("use --engines N --prefill-engines M: M of the N engines compute long prompts"),
     "--cpu-offload-gb": _no("weights are not offloaded", "0"),
     "--num-gpu-blocks-override": _no("use --engine.kv-cache-memory BYTES, e.g. 4G"),
     # vLLM: scheduling

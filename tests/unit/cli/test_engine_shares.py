@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from triptych_cli.errors import CommandError
 from triptych_cli.stack.options import ServeOptions
 from triptych_cli.stack.plan import plan
 from triptych_common.host.memory import Memory
@@ -54,3 +55,18 @@ def test_engines_share_the_gpus(
     services = plan(ServeOptions("some/model", engines=engines), {"engine": given}, with_encoder=False)
     settings = [service.settings for service in services if service.kind == "engine"]
     assert [(one.device, one.memory_utilization) for one in settings] == expected  # type: ignore[attr-defined]
+
+
+def test_some_engines_compute_prompts_and_the_others_know_where_they_are() -> None:
+    services = plan(ServeOptions("some/model", engines=4, prefill_engines=2), {}, with_encoder=False)
+    engines = [service for service in services if service.kind == "engine"]
+    addresses = tuple(engine.address for engine in engines[:2])
+    settings = [(one.settings.kv_role, one.settings.kv_peer_addresses) for one in engines]  # type: ignore[attr-defined]
+    assert settings == [("prefill", ())] * 2 + [("decode", addresses)] * 2
+    plain = plan(ServeOptions("some/model", engines=2), {}, with_encoder=False)
+    assert {service.settings.kv_role for service in plain if service.kind == "engine"} == {"both"}  # type: ignore[attr-defined]
+
+
+def test_an_engine_must_be_left_to_decode() -> None:
+    with pytest.raises(CommandError, match=r"--prefill-engines 2 leaves none of 2 engines to decode"):
+        plan(ServeOptions("some/model", engines=2, prefill_engines=2), {}, with_encoder=False)
