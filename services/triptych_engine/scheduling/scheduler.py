@@ -332,7 +332,7 @@ class Scheduler:
         self._uncharged[request.tenant] += num_new_tokens
         output = SequenceOutput(request_id) if reason is None else self._finish(request, reason)
         output.token_ids = request.token_ids[num_before:]
-        if num_before == request.num_prompt_tokens and self.kv_cache.offers_prompts:
+        if self.kv_cache.offers_prompts and num_before == request.num_prompt_tokens:
             output.usage = (request.num_prompt_tokens, request.num_output_tokens, request.num_cached_tokens or 0)
         if request_id in result.logprobs:
             output.logprobs = result.logprobs[request_id][:num_new_tokens]

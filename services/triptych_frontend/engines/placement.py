@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from array import array
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ class Placement:
         self._placing: asyncio.Task[None] | None = None
         self._has_output = False
         #: Outputs so far, and after how many to look for an engine that decodes.
-        self._num_outputs, self._next_look = 0, 1
+        self._num_outputs, self._next_look = 0, 1.0
         #: When the first output came.
         self._output_s = 0.0
         #: What the engine's breaker gave for this request, and whether it was told of a failure.
@@ -212,13 +213,13 @@ class Placement:
         if output.finish_reason:
             self._end(position)
         sequence = self._sequences[position]
-        sequence.has_output = True
-        if output.HasField("usage"):
+        if (output.finish_reason or not sequence.has_output) and output.HasField("usage"):
             sequence.count_cached(output)
+        sequence.has_output = True
         sequence.token_ids.extend(output.token_ids)
         self._listener.on_output(sequence.index, output)
         self._num_outputs += 1
-        if self._connection is not None and self._connection.is_for_prompts and self._num_outputs >= self._next_look:
+        if self._num_outputs >= self._next_look:
             self._leave_prefill()
 
     def lost(self, error: TriptychError) -> None:
@@ -260,7 +261,10 @@ class Placement:
     def _leave_prefill(self) -> None:
         """Go on at an engine that decodes, if one has room. Else the sequences stay where they are."""
         engine, live = self._connection, self.live_sequences
-        if engine is None or not live or not all(one.has_output and not one.is_aborted for one in live):
+        if engine is None or not engine.is_for_prompts:
+            self._next_look = math.inf
+            return
+        if not live or not all(one.has_output and not one.is_aborted for one in live):
             return
         self._next_look = self._num_outputs + _LOOK_AGAIN_TOKENS * len(live)
         # The log probabilities of a prompt need all of it.
