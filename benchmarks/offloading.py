@@ -79,8 +79,8 @@ class Engine:
         self._num_requests += 1
         request = Request(f"r{self._num_requests}", prompt, SamplingParams(max_tokens=2, temperature=0.0))
         started_s = time.perf_counter()
-        if self._blocks is not None and self._blocks.wants(hashes := self._core.prefix_hashes(request), ""):
-            await self._blocks.fetch(hashes, "")
+        if self._blocks is not None and self._blocks.wants(request, ""):
+            await self._blocks.fetch(request, "")
         self.scheduler.add(request)
         while not request.num_output_tokens:
             self._core.step()

@@ -36,7 +36,7 @@ Blocks = engine_pb2.WatchBlocksResponse
 
 
 class Watcher(Protocol):
-    """Who is told of an engine's steps: a frontend's connection."""
+    """Who gets what an engine's steps bring: a frontend's connection."""
 
     def publish(self, outputs: list[SequenceOutput], load: Load, blocks: Blocks | None) -> None:
         """A step has ended, with these outputs for this watcher's requests."""
@@ -83,7 +83,7 @@ class VirtualEngine:
 
     @property
     def load(self) -> Load:
-        """As the engine tells it."""
+        """As the engine reports it."""
         return load_of(self.scheduler, self._progress, self._arrivals)
 
     @property

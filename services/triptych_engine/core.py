@@ -93,10 +93,6 @@ class EngineCore:
         """Queue a request. A last output with a finish reason is always published, also when the request is refused."""
         self._commands.put(lambda: self._add(request))
 
-    def prefix_hashes(self, request: Request) -> list[bytes]:
-        """The names of the KV blocks that a request can share, in order, before it is added."""
-        return self._scheduler.kv_cache.prefix_hashes(request)
-
     def deliver(self, number: int, result: Embeddings | TriptychError) -> None:
         """Pass the result of a fetch order to the scheduler."""
         self._commands.put(lambda: self._deliver(number, result))

@@ -9,9 +9,7 @@ from triptych_common.telemetry.metrics import counter, gauge, histogram, labelle
 
 from triptych_engine.core import EngineCore
 from triptych_engine.kv_events.batches import KVEventBatches
-from triptych_engine.kv_offload.host_tier import HostTier
-from triptych_engine.kv_transfer.fetcher import BlockFetcher
-from triptych_engine.kv_transfer.servicer import KvServicer
+from triptych_engine.kv_transfer.sharing import BlockSharing
 from triptych_engine.media.fetcher import FetchStatistics
 from triptych_engine.media.item import EmbeddingSource
 from triptych_engine.scheduling.request import FinishReason
@@ -30,9 +28,7 @@ class EngineMetrics:
     Args:
         embedding_bytes: bytes of one embedding in the engine's memory.
         kv_events: None if they are off.
-        tier: the second tier of the prefix cache; None if there is none.
-        kv_server: offers its blocks to other engines.
-        blocks: fetches blocks from them; None if there are none.
+        sharing: the second tier of the prefix cache; None if there is none.
     """
 
     core: EngineCore
@@ -42,9 +38,7 @@ class EngineMetrics:
     model_name: str
     embedding_bytes: int
     kv_events: KVEventBatches | None = None
-    tier: HostTier | None = None
-    kv_server: KvServicer | None = None
-    blocks: BlockFetcher | None = None
+    sharing: BlockSharing | None = None
 
     def families(self) -> list[Metric]:
         """All metrics of the engine."""
@@ -109,7 +103,7 @@ class EngineMetrics:
         ]
 
     def _offloading(self) -> list[Metric]:
-        if (tier := self.tier) is None:
+        if self.sharing is None or (tier := self.sharing.tier) is None:
             return []
         counts = tier.statistics
         metrics = [
@@ -119,10 +113,10 @@ class EngineMetrics:
             counter(f"{_PREFIX}_offload_loaded_blocks", "Blocks that were loaded from it.", counts.num_loaded),
             counter(f"{_PREFIX}_offload_corrupt_blocks", "Blocks whose bytes were not as they had been.", counts.num_corrupt),
         ]
-        if self.kv_server is not None:
-            metrics.append(counter(f"{_PREFIX}_kv_held_blocks", "Blocks held for other engines.", self.kv_server.num_blocks))
-        if self.blocks is not None:
-            fetched = self.blocks.statistics
+        metrics.append(counter(f"{_PREFIX}_kv_held_blocks", "Blocks held for other engines.", self.sharing.servicer.num_blocks))
+        metrics.append(counter(f"{_PREFIX}_kv_sent_bytes", "Bytes sent to other engines.", self.sharing.servicer.num_bytes))
+        if (fetcher := self.sharing.fetcher) is not None:
+            fetched = fetcher.statistics
             metrics += [
                 histogram(f"{_PREFIX}_kv_fetch_seconds", "From a request to the blocks that another engine has.", fetched.seconds),
                 counter(f"{_PREFIX}_kv_fetched_blocks", "Blocks from other engines.", fetched.num_blocks),
@@ -131,7 +125,7 @@ class EngineMetrics:
                     f"{_PREFIX}_kv_fetch_failures", "Prompts computed here all the same.", "reason", dict(fetched.failures)
                 ),
             ]
-            if (disk := self.blocks.disk) is not None:
+            if (disk := fetcher.disk) is not None:
                 counts_of_disk = {
                     "stored": disk.num_stored, "loaded": disk.num_loaded, "corrupt": disk.num_corrupt, "dropped": disk.num_dropped
                 }  # fmt: skip

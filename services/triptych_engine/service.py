@@ -31,7 +31,6 @@ from triptych_engine.assembly import (
     fitting_context,
     kv_layout,
     make_scheduler,
-    new_disk_tier,
     new_executor,
     new_host_memory,
     new_tier,
@@ -41,9 +40,7 @@ from triptych_engine.core import EngineCore, new_device_thread
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
 from triptych_engine.kv_events.batches import KVEventBatches
 from triptych_engine.kv_offload.host_tier import HostTier
-from triptych_engine.kv_transfer.connection import PeerConnection
-from triptych_engine.kv_transfer.fetcher import BlockFetcher
-from triptych_engine.kv_transfer.servicer import KvServicer
+from triptych_engine.kv_transfer.sharing import BlockSharing
 from triptych_engine.load import Load
 from triptych_engine.media.fetcher import EmbeddingFetcher, FetchStatistics
 from triptych_engine.media.item import MediaTraits
@@ -52,7 +49,6 @@ from triptych_engine.rpc.adapter_watch import AdapterWatch
 from triptych_engine.rpc.outbox import Outbox
 from triptych_engine.rpc.servicer import EngineServicer
 from triptych_engine.runner.lora.directory import LoraDirectory
-from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -61,7 +57,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _DESCRIPTOR = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
 _KV_DESCRIPTOR = kv_pb2.DESCRIPTOR.services_by_name["KvService"]
-_KV_ROLES = {"both": common_pb2.KV_ROLE_UNSPECIFIED, "prefill": common_pb2.KV_ROLE_PREFILL, "decode": common_pb2.KV_ROLE_DECODE}
 
 
 class EngineService:
@@ -81,10 +76,10 @@ class EngineService:
         self._loop = asyncio.get_running_loop()
         self._tls = Tls.of(settings.tls_dir, Role.ENGINE)
         #: None if this engine has no second tier of the prefix cache.
-        self._kv = KvServicer() if settings.host_memory_bytes else None
+        self._sharing = BlockSharing(settings, self._tls) if settings.host_memory_bytes else None
         descriptors = [
             _DESCRIPTOR,
-            *([_KV_DESCRIPTOR] if self._kv else []),
+            *([_KV_DESCRIPTOR] if self._sharing else []),
             *([vllm_rpc().DESCRIPTOR] if settings.vllm_grpc else []),
         ]
         self._server = ServiceServer("engine", settings, descriptors, self._register, self, self._metrics, tls=self._tls)
@@ -97,8 +92,6 @@ class EngineService:
         )
         self._encoders: asyncio.Task[None] | None = None
         self._adapters: asyncio.Task[None] | None = None
-        self._peers: asyncio.Task[None] | None = None
-        self._blocks: BlockFetcher | None = None
 
     # -- Controllable -----------------------------------------------------------------------------------------------------------
 
@@ -131,10 +124,10 @@ class EngineService:
         return self.num_live_requests == 0
 
     async def reset_cache(self) -> int:
-        num_dropped = await asyncio.wrap_future(self._loaded().reset_prefix_cache())
-        if self._blocks is not None and self._blocks.disk is not None:
-            await asyncio.to_thread(self._blocks.disk.clear)
-        return num_dropped
+        core = self._loaded()
+        if self._sharing is not None:
+            await self._sharing.clear_disk()  # first: blocks come back from there
+        return await asyncio.wrap_future(core.reset_prefix_cache())
 
     async def sleep(self, timeout_s: float, *, unload: bool = False) -> int:
         core, before = self._loaded(), resident_memory()
@@ -183,11 +176,11 @@ class EngineService:
             await asyncio.to_thread(executor.close)
             if publisher is not None:
                 await publisher.close()
-            if self._blocks is not None and self._blocks.disk is not None:
-                await asyncio.to_thread(self._blocks.disk.close)
+            if self._sharing is not None:
+                await self._sharing.close()
             if self._fetcher is not None:
                 await self._fetcher.close()
-            tasks = [task for task in (self._encoders, self._adapters, self._peers) if task is not None]
+            tasks = [task for task in (self._encoders, self._adapters) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -247,8 +240,9 @@ class EngineService:
         if self._kv_events is not None:
             scheduler.kv_cache.pool.record_events()
             self._core.on_kv_events = self._kv_events.publish
-        if tier is not None:
-            self._share_blocks(scheduler.kv_cache, tier, model, kv_layout(model, loaded))
+        if tier is not None and self._sharing is not None:
+            self._sharing.attach(scheduler.kv_cache, tier, model, kv_layout(model, loaded))
+            self._servicer.preparation.blocks = self._sharing.fetcher
         self._counts = EngineMetrics(
             self._core,
             scheduler,
@@ -257,9 +251,7 @@ class EngineService:
             model.name,
             loaded.embedding_bytes,
             self._kv_events,
-            tier,
-            self._kv,
-            self._blocks,
+            self._sharing,
         )
         self._core.start()
         self._model = model
@@ -275,25 +267,6 @@ class EngineService:
         self._state = State.SERVER_STATE_SERVING
         await self._server.health.set_ready(True)
         log.info("ready: %s, %d tokens of context, %d tokens of KV cache", model.name, model.max_model_len, capacity)
-
-    def _share_blocks(self, kv_cache: KVCacheManager, tier: HostTier, model: common_pb2.ModelInfo, layout: str) -> None:
-        """Offer the tier's blocks to other engines, and fetch those that they have computed for this one."""
-        settings = self._settings
-        model.capabilities.kv_role = _KV_ROLES[settings.kv_role]
-        if self._kv is not None:
-            self._kv.attach(tier, layout)
-        disk, peers = new_disk_tier(settings, layout, tier), None
-        if settings.kv_peer_addresses:
-            peers = Pool(
-                "engine",
-                resolver_of(settings.kv_peer_addresses, "engine", model.fingerprint),
-                lambda address: PeerConnection(address, model, tls=self._tls),
-                tls=self._tls,
-            )
-            self._peers = asyncio.create_task(peers.run(), name="engines that offer blocks")
-        if peers is not None or disk is not None:
-            self._blocks = BlockFetcher(peers, kv_cache, tier, layout, disk)
-            self._servicer.preparation.blocks = self._blocks
 
     def _on_death(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._died.set)
@@ -320,8 +293,8 @@ class EngineService:
 
     def _register(self, server: grpc.aio.Server) -> None:
         engine_pb2_grpc.add_EngineServiceServicer_to_server(self._servicer, server)
-        if self._kv is not None:
-            kv_pb2_grpc.add_KvServiceServicer_to_server(self._kv, server)
+        if self._sharing is not None:
+            kv_pb2_grpc.add_KvServiceServicer_to_server(self._sharing.servicer, server)
         if self._vllm is not None:
             vllm_rpc().add_to_server(self._vllm, server)
 

@@ -38,6 +38,11 @@ def documented_with_certificates(service: str) -> dict[str, Documented]:
     return _by_name(_rows_of(service, "With certificates"))
 
 
+def documented_with_tier(service: str) -> dict[str, Documented]:
+    """The metrics that the page says a service has in addition if it has a second tier of the prefix cache."""
+    return _by_name(_rows_of(service, "With a second tier"))
+
+
 def _by_name(rows: list[Documented]) -> dict[str, Documented]:
     found = {row.name: row for row in rows}
     assert len(found) == len(rows), "a metric is documented twice"

@@ -17,6 +17,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
+from filelock import FileLock
+
 from triptych_engine.kv_offload.host_tier import HostTier
 
 log = logging.getLogger(__name__)
@@ -26,18 +28,24 @@ _MAX_WAITING_BYTES = 256 << 20
 
 
 class DiskTier:
-    """Files of blocks in one directory, which no other process uses. All methods may be called on any thread.
+    """Files of blocks in one directory, which no other process may use. All methods may be called on any thread.
 
     Args:
         directory: has one directory for each layout.
         max_bytes: most bytes of the files of this layout.
         layout: what the bytes of a block depend on, in hexadecimal digits.
         tier: where blocks come from and go to.
+
+    Raises:
+        OSError: the directory cannot be used.
+        filelock.Timeout: another engine uses it.
     """
 
     def __init__(self, directory: Path, max_bytes: int, layout: str, tier: HostTier) -> None:
         self._directory, self._max_bytes, self._tier = directory / layout[:32], max_bytes, tier
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._used = FileLock(directory / f"{self._directory.name}.lock", timeout=0)
+        self._used.acquire()
         self._file_bytes = _DIGEST_BYTES + sum(tier.block_bytes)
         self._lock = threading.Lock()
         #: Least recently used first.
@@ -80,7 +88,7 @@ class DiskTier:
         Args:
             first: those before it need not be brought.
         """
-        with self._tier.gathering() as keep:
+        with self._tier.pinned_chain() as keep:
             for block_hash in hashes[:first]:
                 keep(block_hash)
             for block_hash in hashes[first:]:
@@ -96,6 +104,7 @@ class DiskTier:
         self._tier.on_evicted = None
         self._queue.put(None)
         self._writer.join()
+        self._used.release()
 
     def clear(self) -> None:
         """Remove all blocks."""
@@ -132,14 +141,17 @@ class DiskTier:
 
     def _write_all(self) -> None:
         while (block := self._queue.get()) is not None:
+            block_hash, data = block
             try:
-                if self._unwritten.get(block[0]) is block[1]:  # else all was cleared
-                    self._write(*block)
-            except OSError as error:
+                if self._unwritten.get(block_hash) is data:  # else all was cleared
+                    self._write(block_hash, data)
+            except Exception as error:  # without this thread, nobody would take from the queue
                 self.num_dropped += 1
-                log.warning("a block could not be written to %s: %s", self._directory, error.strerror or error)
+                log.warning("a block could not be written to %s: %s", self._directory, error)
             finally:
-                self._unwritten.pop(block[0], None)
+                with self._lock:
+                    if self._unwritten.get(block_hash) is data:
+                        del self._unwritten[block_hash]
                 self._queue.task_done()
 
     def _write(self, block_hash: bytes, data: bytes) -> None:
@@ -152,11 +164,23 @@ class DiskTier:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-        self.num_stored += 1
         with self._lock:
-            self._paths[block_hash] = path
-        while len(self._paths) * self._file_bytes > self._max_bytes:
-            self._remove(next(iter(self._paths)))
+            is_wanted = self._unwritten.get(block_hash) is data
+            if is_wanted:
+                self._paths[block_hash] = path
+                self.num_stored += 1
+        if not is_wanted:
+            path.unlink(missing_ok=True)
+        self._keep_to_size()
+
+    def _keep_to_size(self) -> None:
+        """Remove the least recently used blocks until the others fit."""
+        while True:
+            with self._lock:
+                if len(self._paths) * self._file_bytes <= self._max_bytes:
+                    return
+                _, path = self._paths.popitem(last=False)
+            path.unlink(missing_ok=True)
 
     def _remove(self, block_hash: bytes) -> None:
         with self._lock:
@@ -175,5 +199,4 @@ class DiskTier:
         for _, path in sorted(files):
             with contextlib.suppress(ValueError):
                 self._paths[bytes.fromhex(path.name)] = path
-        while len(self._paths) * self._file_bytes > self._max_bytes:
-            self._remove(next(iter(self._paths)))
+        self._keep_to_size()

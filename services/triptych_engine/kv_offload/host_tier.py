@@ -35,19 +35,14 @@ class HostTier:
     Args:
         memory: the slots' memory.
         block_bytes: size of a block, of each rank.
-        on_evicted: called with hash, digest and bytes of a block that makes room for another one, in parts. Must not block. The
-            bytes are valid during the call.
     """
 
-    def __init__(
-        self,
-        memory: HostMemory,
-        block_bytes: Sequence[int],
-        on_evicted: Callable[[bytes, bytes, Sequence[memoryview]], None] | None = None,
-    ) -> None:
+    def __init__(self, memory: HostMemory, block_bytes: Sequence[int]) -> None:
         self.slots = Slots(memory, block_bytes)
         self.block_bytes, self.num_slots = self.slots.block_bytes, self.slots.num_slots
-        self.on_evicted = on_evicted
+        #: Called with hash, digest and bytes, by rank, of a block that makes room for another one. The bytes are valid during the
+        #: call. Must not block.
+        self.on_evicted: Callable[[bytes, bytes, Sequence[memoryview]], None] | None = None
         self.statistics = OffloadStatistics()
         self._lock = threading.RLock()
         self._free = list(range(self.num_slots))[::-1]
@@ -94,19 +89,27 @@ class HostTier:
         is_right = expected is None or digest == expected
         with self._lock:
             block_hash = self._hash_of[slot]
-            if self._pending.pop(block_hash, None) is not None and is_right:  # else all was cleared
+            if self._is_pending(slot) and is_right:
                 self._digests[slot] = digest
                 self._ready[block_hash] = slot
                 self.statistics.num_stored += 1
             self.statistics.num_corrupt += not is_right
-            self._unpin(slot)
+            self._end_writing(slot)
         return is_right
 
     def abandon(self, slot: int) -> None:
         """A slot was not written, or not wholly."""
         with self._lock:
-            self._pending.pop(self._hash_of[slot], None)
-            self._unpin(slot)
+            self._end_writing(slot)
+
+    def _is_pending(self, slot: int) -> bool:
+        """Whether a slot is being written that was not cleared since. Its block may be written to another one now."""
+        return self._pending.get(self._hash_of[slot]) == slot
+
+    def _end_writing(self, slot: int) -> None:
+        if self._is_pending(slot):
+            del self._pending[self._hash_of[slot]]
+        self._unpin(slot)
 
     # -- reading ----------------------------------------------------------------------------------------------------------------
 
@@ -128,7 +131,7 @@ class HostTier:
                 self._unpin(slot)
 
     @contextlib.contextmanager
-    def gathering(self) -> Iterator[Callable[[bytes], bool]]:
+    def pinned_chain(self) -> Iterator[Callable[[bytes], bool]]:
         """For who brings a chain of blocks here, one by one: within the block, what is here of it makes no room for the rest.
 
         Yields:
@@ -157,7 +160,8 @@ class HostTier:
             return True
         with self._lock:
             self.statistics.num_corrupt += 1
-            self._ready.pop(self._hash_of[slot], None)
+            if self._ready.get(self._hash_of[slot]) == slot:  # else it was cleared, and perhaps stored again
+                del self._ready[self._hash_of[slot]]
         return False
 
     def digest(self, slot: int) -> bytes:
@@ -167,7 +171,7 @@ class HostTier:
     # -- making room ------------------------------------------------------------------------------------------------------------
 
     def clear(self) -> int:
-        """Forget all blocks, and give back their memory. Returns how many there were."""
+        """Forget all blocks; their memory is given back when nobody uses a slot any more. Returns how many there were."""
         with self._lock:
             num_blocks = len(self._ready)
             slots = [slot for slot in self._ready.values() if slot not in self._pins]
@@ -175,8 +179,6 @@ class HostTier:
             self._pending.clear()
             for slot in slots:
                 self._give_back(slot)
-            if not self._pins:
-                self.slots.give_back()
             return num_blocks
 
     def _evict(self) -> bool:
@@ -200,6 +202,8 @@ class HostTier:
         del self._hash_of[slot]
         self._digests.pop(slot, None)
         self._free.append(slot)
+        if len(self._free) == self.num_slots:
+            self.slots.give_back()
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless slots and blocks agree. For tests."""

@@ -7,6 +7,7 @@ and the prompt, or the rest of it, is computed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import mmap
@@ -27,10 +28,13 @@ from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.kv_transfer.connection import PeerConnection
 from triptych_engine.kv_transfer.servicer import boot_id
 from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.request import Request
 
 log = logging.getLogger(__name__)
 #: How long the other engine may take for an answer, and between two messages, in seconds.
 _ANSWER_S = 5.0
+#: How long all of a transfer may take, in seconds.
+_TRANSFER_S = 60.0
 #: How long a request waits for the connection to an engine that it names, in seconds.
 _CONNECT_WAIT_S = 1.0
 #: Says that a block is here now, and is to stay until all are.
@@ -81,18 +85,22 @@ class BlockFetcher:
         self._fetching: dict[bytes, asyncio.Future[None]] = {}  # the first block that is missing -> its fetch
         self._hosts: dict[tuple[object, ...], Slots] = {}  # memory of other engines on this host that was mapped
 
-    def wants(self, hashes: Sequence[bytes], source: str) -> bool:
+    def wants(self, request: Request, source: str) -> bool:
         """Whether `fetch` would find anything to do."""
-        missing = hashes[self._kv_cache.held_prefix(hashes) :]
         is_elsewhere = bool(source) and self._peers is not None
+        if not is_elsewhere and self.disk is None:
+            return False
+        hashes = self._kv_cache.prefix_hashes(request)
+        missing = hashes[self._kv_cache.held_prefix(hashes) :]
         return bool(missing) and (is_elsewhere or (self.disk is not None and self.disk.holds(missing[0])))
 
-    async def fetch(self, hashes: Sequence[bytes], source: str) -> None:
-        """Fetch what is missing of a chain of blocks. Never raises, except when it is cancelled.
+    async def fetch(self, request: Request, source: str) -> None:
+        """Fetch what is missing of a request's prefix, before it is scheduled. Never raises, except when it is cancelled.
 
         Args:
             source: instance id of the engine that offers them; empty: none does.
         """
+        hashes = self._kv_cache.prefix_hashes(request)
         if self.disk is not None:
             try:
                 await asyncio.to_thread(self.disk.load, hashes, self._kv_cache.held_prefix(hashes))
@@ -113,7 +121,8 @@ class BlockFetcher:
             return
         done = self._fetching[missing[0]] = asyncio.get_running_loop().create_future()
         try:
-            await self._fetch(hashes[:num_held], missing, await self._peer(peers, source))
+            async with asyncio.timeout(_TRANSFER_S):
+                await self._fetch(hashes[:num_held], missing, await self._peer(peers, source))
             self.statistics.seconds.observe(time.perf_counter() - started_s)
         except TransferError as error:
             self._failed(str(error))
@@ -144,7 +153,7 @@ class BlockFetcher:
 
     async def _fetch(self, prefix: Sequence[bytes], hashes: Sequence[bytes], peer: PeerConnection) -> None:
         request = kv_pb2.HoldRequest(block_hashes=hashes, layout=self._layout)
-        with peer.in_use(), self._tier.gathering() as keep:
+        with peer.in_use(), self._tier.pinned_chain() as keep:
             for block_hash in prefix:
                 keep(block_hash)
             held = await peer.stub.Hold(request, timeout=_ANSWER_S)
@@ -168,14 +177,14 @@ class BlockFetcher:
         identity = host.path, host.device, host.inode, host.size_bytes
         if identity not in self._hosts:
             try:
-                memory = HostMemory.open(*identity)
-            except OSError as error:
+                with contextlib.closing(HostMemory.open(*identity)) as memory:
+                    slots = Slots(memory, self._tier.block_bytes, mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:
                 log.info("the blocks of another engine on this host cannot be read (%s); they come by gRPC", error)
                 return None
             if len(self._hosts) >= _MAX_HOSTS:  # those that have ended are among them
                 self._hosts.clear()
-            self._hosts[identity] = Slots(memory, self._tier.block_bytes, mmap.ACCESS_READ)
-            memory.close()
+            self._hosts[identity] = slots
         return self._hosts[identity]
 
     async def _copy(self, hashes: Sequence[bytes], held: kv_pb2.HoldResponse, source: Slots, keep: Keep) -> None:
@@ -196,16 +205,17 @@ class BlockFetcher:
         size = sum(self._tier.block_bytes)
         stream = peer.stub.Read(kv_pb2.ReadRequest(lease_id=held.lease_id))
         try:
-            number, data = 0, bytearray()
+            number, data, num_blocks = 0, bytearray(), min(len(held.digests), len(hashes))
             async for chunk in _in_time(stream):
                 data += chunk.data
-                while len(data) >= size and number < min(len(held.digests), len(hashes)):
+                while len(data) >= size and number < num_blocks:
                     await asyncio.to_thread(self._put, hashes[number], held.digests[number], self._split(bytes(data[:size])))
                     keep(hashes[number])
                     del data[:size]
                     number += 1
-            if number < len(held.digests) or data:
-                raise TransferError("cut")
+                if number == num_blocks:
+                    return
+            raise TransferError("cut")
         finally:
             stream.cancel()
 

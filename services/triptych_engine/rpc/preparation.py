@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 class BlockSource(Protocol):
     """Where blocks of prompts may be, beside the KV cache and the second tier."""
 
-    def wants(self, hashes: Sequence[bytes], source: str) -> bool:
+    def wants(self, request: Request, source: str) -> bool:
         """Whether `fetch` would find anything to do."""
         ...
 
-    async def fetch(self, hashes: Sequence[bytes], source: str) -> None:
-        """Fetch what is missing of a chain of blocks. `source`: instance id of an engine that has computed them, or empty."""
+    async def fetch(self, request: Request, source: str) -> None:
+        """Fetch what is missing of its prefix. `source`: instance id of an engine that has computed it, or empty."""
         ...
 
 
@@ -64,7 +64,7 @@ class Preparation:
             return
         if all(one.done() and one.exception() is None for one in needed):
             self._name_adapter(requests, needed)
-            if self.blocks is None or not self.blocks.wants(core.prefix_hashes(requests[0]), kv_source):
+            if self.blocks is None or not self.blocks.wants(requests[0], kv_source):
                 self._add_now(core, requests, needed)
                 return
         self._waiting.update((request.request_id, request) for request in requests)
@@ -87,7 +87,7 @@ class Preparation:
                 await asyncio.shield(asyncio.wrap_future(one))
             self._name_adapter(requests, needed)
             if self.blocks is not None:
-                await self.blocks.fetch(core.prefix_hashes(requests[0]), kv_source)
+                await self.blocks.fetch(requests[0], kv_source)
         except TriptychError as refusal:
             error = refusal
         except Exception as failure:

@@ -102,6 +102,13 @@ class ModelRunner:
         """What the bytes of a block mean."""
         return layout_of(self._backend.name, self._backend.blocks())
 
+    @property
+    def _offloaded(self) -> HostBlocks:
+        """Where blocks outside of the KV cache are. Raises RuntimeError while there is no cache."""
+        if self._host_blocks is None:
+            raise RuntimeError("blocks are to be copied, but the KV cache or the host's memory for them is not there")
+        return self._host_blocks
+
     def allocate_cache(self) -> None:
         """Allocate the memory of the KV cache."""
         self._backend.allocate(self._model.layers, self.num_blocks, self.config.block_size, self._cache_dtype)
@@ -130,11 +137,10 @@ class ModelRunner:
         """
         self._set_threads(scheduled.awaits_embeddings)
         self._update_states(scheduled)
-        if self._host_blocks is not None:
-            if scheduled.stores:
-                self._host_blocks.store(scheduled.stores)
-            if scheduled.loads:
-                self._host_blocks.load(scheduled.loads)
+        if scheduled.stores:
+            self._offloaded.store(scheduled.stores)
+        if scheduled.loads:
+            self._offloaded.load(scheduled.loads)
         if not scheduled.num_scheduled_tokens:
             return ModelOutput()
         inputs = self._batch.gather(scheduled, self._lora_rows.order)
@@ -147,9 +153,8 @@ class ModelRunner:
         if scheduled.draft_token_ids:
             logits, draft_logits = logits[:num_wanted], logits[num_wanted:]
         self._batch.advance(inputs)
-        if self._host_blocks is not None:
-            for copies in scheduled.offers.values():
-                self._host_blocks.store(copies)
+        for copies in scheduled.offers.values():
+            self._offloaded.store(copies)
         wait = end_of_work(self.config.device)
         return ModelOutput(inputs, logits, draft_logits, prompt_lines, errors=self._errors, wait=wait)
 

@@ -96,8 +96,7 @@ class BlockCopies:
                 load.num_issued += 1
                 load.num_in_flight += 1
                 room -= 1
-            if load.num_issued == load.end and not load.num_in_flight:
-                self._end(load)
+            self._end_if_over(load)
         return stores, loads
 
     def offer(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[tuple[int, int]]:
@@ -120,24 +119,22 @@ class BlockCopies:
             load.num_in_flight -= 1
             if failed:
                 load.end = min(load.end, load.blocks.index(block))
-            if not load.num_in_flight and load.num_issued >= load.end:
-                self._end(load)
+            self._end_if_over(load)
 
-    def lost(self) -> None:
-        """The KV cache was lost. The steps with copies have ended."""
-        for _, slot in self._stores:
-            self.tier.abandon(slot)
-        self._stores = []
+    def cancel(self) -> None:
+        """Give up all loads, those in flight when their steps have ended: what they bring is not cached."""
         for load in list(self._loads):
             load.end = 0
-            self._end(load)
+            self._end_if_over(load)
 
     def _store(self, block: int, block_hash: bytes) -> None:
         slot = self.tier.reserve(block_hash)
         if slot is not None:
             self._stores.append((block, slot))
 
-    def _end(self, load: BlockLoad) -> None:
+    def _end_if_over(self, load: BlockLoad) -> None:
+        if load.num_in_flight or load.num_issued < load.end:
+            return
         self._loads.remove(load)
         for block in load.blocks:
             del self._load_of[block]

@@ -85,9 +85,9 @@ class KVCacheManager:
 
     def num_offloaded(self, request: Request, cached_blocks: list[int]) -> int:
         """How many blocks behind its cached prefix the tier holds."""
-        if self.copies is None or not self._shares(request):
+        if self.copies is None:
             return 0
-        return self.copies.tier.num_found(self._behind(request, cached_blocks))
+        return self.copies.tier.num_found(self.prefix_hashes(request)[len(cached_blocks) :])
 
     def load(self, request: Request, cached_blocks: list[int]) -> bytes | None:
         """Begin to load the blocks behind a request's cached prefix from the tier. Enough must be free. Returns the hash of the
@@ -95,7 +95,8 @@ class KVCacheManager:
         if self.copies is None:
             raise AssertionError("there is no tier to load from")
         request.has_loaded = True
-        first, hashes = len(cached_blocks), self._behind(request, cached_blocks)
+        first = len(cached_blocks)
+        hashes = self.prefix_hashes(request)[first:]
 
         def on_loaded(blocks: Sequence[int]) -> None:
             for index, block in enumerate(blocks, first):
@@ -126,9 +127,6 @@ class KVCacheManager:
             return []
         self._extend_hashes(request)
         return request.block_hashes[: (request.num_tokens - 1) // self.block_size]
-
-    def _behind(self, request: Request, cached_blocks: list[int]) -> list[bytes]:
-        return request.block_hashes[len(cached_blocks) : (request.num_tokens - 1) // self.block_size]
 
     def can_allocate(self, request: Request, cached_blocks: list[int]) -> bool:
         """Whether enough blocks are free for all tokens of a request that holds none."""

@@ -177,9 +177,10 @@ class Scheduler:
         return [output for request_id, error in failed.items() for output in self.fail([request_id], error)]
 
     def reset_caches(self) -> int:
-        """Drop cached prefixes and unused embeddings; returns how many prefixes were dropped."""
+        """Drop cached prefixes, those of the second tier too, and unused embeddings; returns how many of the first were dropped."""
         self.embeddings.clear_unused()
         if self.kv_cache.copies is not None:
+            self.kv_cache.copies.cancel()
             self.kv_cache.copies.tier.clear()
         return self.kv_cache.pool.reset_cache()
 
@@ -236,8 +237,7 @@ class Scheduler:
         If a request raises an error, only that request fails.
         """
         outputs, now = [], time.monotonic()
-        self._copied(scheduled, result)
-        for one in self._live_of(scheduled):
+        for one in self._completed(scheduled, result):
             try:
                 output = self._update_request(one, result, now)
             except Exception as error:
@@ -252,8 +252,7 @@ class Scheduler:
 
     def fail_step(self, scheduled: SchedulerOutput, error: TriptychError) -> list[SequenceOutput]:
         """End the requests of a step that failed. Returns their last outputs."""
-        self._copied(scheduled, None)
-        return [self._finish(one.request, FinishReason.ERROR, error) for one in self._live_of(scheduled)]
+        return [self._finish(one.request, FinishReason.ERROR, error) for one in self._completed(scheduled, None)]
 
     def restart(self, lost: Iterable[SchedulerOutput], error: TriptychError) -> list[SequenceOutput]:
         """Begin anew with an executor that knows no sequence and has an empty cache. All steps in flight are `lost`.
@@ -262,34 +261,30 @@ class Scheduler:
         that it is not the reason. One in whose step the executor is lost then ends with the error, and so does one that was
         concerned for the third time. Returns their last outputs.
         """
-        lost = list(lost)
-        for scheduled in lost:
-            self._copied(scheduled, None)
-        concerned = {one.request.request_id: one.request for scheduled in lost for one in self._live_of(scheduled)}
+        concerned = {one.request.request_id: one.request for scheduled in lost for one in self._completed(scheduled, None)}
         reasons = self._states.suspects.lost(concerned.values())
         outputs = [self._finish(request, FinishReason.ERROR, error) for request in reasons]
         self.kv_cache.pool.reset_cache()  # first: a request that waits is told which blocks it will find
         if self.kv_cache.copies is not None:
-            self.kv_cache.copies.lost()
+            self.kv_cache.copies.cancel()
         for request in list(self._states.running):
             self._states.preempt(request)
             self._planner.park_unless_ready(request)
         self._states.take_dropped()
         return outputs
 
-    def _copied(self, scheduled: SchedulerOutput, result: StepResult | None) -> None:
-        """The copies of a step have ended, with None if it failed."""
-        if (copies := self.kv_cache.copies) is None:
-            return
-        copies.stored(scheduled.stores, failed=result is None)
-        copies.loaded(scheduled.loads, failed=result is None)
-        for request_id, offered in scheduled.offers.items():
-            # What a request computed that failed is of no use to others.
-            copies.stored(offered, failed=result is None or request_id in result.errors or request_id in result.refusals)
-
-    def _live_of(self, scheduled: SchedulerOutput) -> list[ScheduledRequest]:
-        """The requests of a step that is over, without those that ended while it ran."""
-        return [one for one in self._states.completed(scheduled.step_id) if one.request.status is not RequestStatus.FINISHED]
+    def _completed(self, scheduled: SchedulerOutput, result: StepResult | None) -> list[ScheduledRequest]:
+        """The requests of a step that is over, without those that ended while it ran. `result` is None if the step failed."""
+        completed = self._states.completed(scheduled.step_id)
+        if (copies := self.kv_cache.copies) is not None:
+            copies.stored(scheduled.stores, failed=result is None)
+            copies.loaded(scheduled.loads, failed=result is None)
+            # What a request computed that failed, now or in an earlier step, is of no use to others.
+            wrong = {one.request.request_id for one in completed if one.request.finish_reason is FinishReason.ERROR}
+            for request_id, offered in scheduled.offers.items():
+                has_failed = result is None or request_id in wrong or request_id in result.errors or request_id in result.refusals
+                copies.stored(offered, failed=has_failed)
+        return [one for one in completed if one.request.status is not RequestStatus.FINISHED]
 
     def _update_request(self, scheduled: ScheduledRequest, result: StepResult, now: float) -> SequenceOutput | None:
         request, request_id = scheduled.request, scheduled.request.request_id

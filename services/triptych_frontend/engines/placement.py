@@ -271,9 +271,14 @@ class Placement:
         if self.request.sampling.HasField("prompt_logprobs"):
             return
         num_tokens = len(self.request.prompt_token_ids) + max(len(one.token_ids) for one in live)
-        if self._router.choose(Demand(lambda other: has_room(other, num_tokens)), self.tried) is not None:
+
+        def may_go_on(other: EngineConnection) -> bool:
+            return self._demand.suits(other) and other.model.capabilities.continuation and has_room(other, num_tokens)
+
+        if self._router.choose(Demand(may_go_on), self.tried) is not None:
             error = ServiceUnavailableError("the engine was to compute the prompt alone")
-            self._move(error, self.tried | {engine.instance_id}, "prefilled")
+            # This one is well: it goes on if the other one does not.
+            self._move(error, self.tried - {engine.instance_id}, "prefilled")
 
     def _count_loss(self) -> None:
         for sequence in self.live_sequences:

@@ -4,81 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.builders.engine import a_host_tier, a_request
-from support.drivers.engine_service import MODEL, Served, a_message, alone, an_engine
-from support.waiting import until
+from support.builders.engine import a_request
+from support.drivers.engine_service import a_message
+from support.drivers.kv_transfer import NUM_BLOCKS, PROMPT, SLOT_BYTES, Two, two_engines
 from triptych.v1 import engine_pb2, kv_pb2, kv_pb2_grpc
-from triptych_common.cluster.pool import Pool
-from triptych_common.cluster.resolution import resolver_of
 from triptych_common.rpc.channels import open_channel
-from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.kv_transfer import fetcher as fetching
 from triptych_engine.kv_transfer import servicer as serving_blocks
-from triptych_engine.kv_transfer.connection import PeerConnection
-from triptych_engine.kv_transfer.fetcher import BlockFetcher
-
-PROMPT = [(3 * n) % 50 for n in range(90)]  # 22 blocks of four, and two tokens
-NUM_BLOCKS = 22
-SLOT_BYTES = 1 << 10
-
-
-@dataclass
-class Two:
-    """An engine that computes prompts, and one that decodes."""
-
-    prefill: Served
-    decode: Served
-    prefill_tier: HostTier
-    decode_tier: HostTier
-    fetcher: BlockFetcher
-
-    async def first_token(self, prompt: list[int] = PROMPT) -> list[int]:
-        """Let the first engine compute a prompt."""
-        call = self.prefill.stub.Generate(engine_pb2.GenerateRequest(request=a_message("first", prompt, max_tokens=1)))
-        return [token_id async for response in call for token_id in response.output.token_ids]
-
-    async def go_on(
-        self, token_ids: list[int], prompt: list[int] = PROMPT, source: str = "this engine"
-    ) -> engine_pb2.SequenceOutput:
-        """Let the second one go on behind these output tokens. Its text is checked."""
-        message = a_message("next", [*prompt, *token_ids])
-        message.num_output_tokens, message.kv_source = len(token_ids), source
-        outputs = [one.output async for one in self.decode.stub.Generate(engine_pb2.GenerateRequest(request=message))]
-        text = [token_id for output in outputs for token_id in output.token_ids]
-        assert [*token_ids, *text] == alone(prompt)
-        return outputs[-1]
-
-    def until_released(self) -> None:
-        assert not self.prefill_tier._pins
-        assert not self.decode_tier._pins
-        self.prefill_tier.check_integrity()
-        self.decode_tier.check_integrity()
-
-
-@asynccontextmanager
-async def two(layout: str = "layout", num_slots: int = 64) -> AsyncIterator[Two]:
-    theirs, ours = a_host_tier(64, SLOT_BYTES), a_host_tier(num_slots, SLOT_BYTES)
-    async with an_engine(tier=theirs, offers_prompts=True) as prefill, an_engine(tier=ours) as decode:
-        peers = Pool("engine", resolver_of([prefill.address], "engine", ""), lambda address: PeerConnection(address, MODEL))
-        running = asyncio.create_task(peers.run())
-        try:
-            await peers.until_ready()
-            fetcher = BlockFetcher(peers, decode.core._scheduler.kv_cache, ours, layout)
-            decode.servicer.preparation.blocks = fetcher
-            both = Two(prefill, decode, theirs, ours, fetcher)
-            yield both
-            await until(lambda: not prefill.kv._leases)
-            both.until_released()
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.fixture(params=["shared memory", "gRPC"])
@@ -89,16 +26,16 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 async def test_the_second_engine_computes_only_what_is_no_full_block(way: str):
-    async with two() as engines:
+    async with two_engines() as engines:
         last = await engines.go_on(await engines.first_token())
         assert last.usage.cached_tokens == 4 * NUM_BLOCKS
         assert engines.fetcher.statistics.num_blocks == NUM_BLOCKS
         assert not engines.fetcher.statistics.failures
-        assert bool(engines.prefill.kv.num_bytes) == (way == "gRPC")
+        assert bool(engines.prefill.sharing.servicer.num_bytes) == (way == "gRPC")
 
 
 async def test_what_is_here_already_is_not_fetched(way: str):
-    async with two() as engines:
+    async with two_engines() as engines:
         first = await engines.first_token()
         await engines.go_on(first)
         await engines.go_on(first)
@@ -108,23 +45,27 @@ async def test_what_is_here_already_is_not_fetched(way: str):
 
 
 async def test_equal_prompts_that_come_together_are_fetched_once(way: str):
-    async with two() as engines:
+    async with two_engines() as engines:
         first = await engines.first_token()
         await asyncio.gather(*(fetch(engines, PROMPT) for _ in range(5)))
         assert engines.fetcher.statistics.num_blocks == NUM_BLOCKS
         await engines.go_on(first)
 
 
+def names(engines: Two) -> list[bytes]:
+    """Of the prompt's blocks."""
+    return engines.decode.core._scheduler.kv_cache.prefix_hashes(a_request("x", PROMPT, max_tokens=2))
+
+
 async def fetch(engines: Two, prompt: list[int], source: str = "this engine") -> None:
-    hashes = engines.decode.core.prefix_hashes(a_request("x", prompt, max_tokens=2))
-    await engines.fetcher.fetch(hashes, source)
+    await engines.fetcher.fetch(a_request("x", prompt, max_tokens=2), source)
 
 
 @pytest.mark.parametrize("number", [0, 9, NUM_BLOCKS - 1])
 async def test_a_block_that_was_damaged_is_computed(number: int, way: str):
-    async with two() as engines:
+    async with two_engines() as engines:
         first = await engines.first_token()
-        hashes = engines.decode.core.prefix_hashes(a_request("x", PROMPT, max_tokens=2))
+        hashes = names(engines)
         engines.prefill_tier.bytes_of(engines.prefill_tier._ready[hashes[number]])[0][3] ^= 1
         last = await engines.go_on(first)
         assert last.usage.cached_tokens == 4 * number
@@ -133,20 +74,20 @@ async def test_a_block_that_was_damaged_is_computed(number: int, way: str):
 
 
 async def test_blocks_that_mean_something_else_are_not_taken(way: str):
-    async with two(layout="another dtype") as engines:
+    async with two_engines(layout="another dtype") as engines:
         assert not (await engines.go_on(await engines.first_token())).usage.cached_tokens
         assert engines.fetcher.statistics.failures == {"failed_precondition": 1}
 
 
 async def test_an_unknown_engine_is_not_dialled(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fetching, "_CONNECT_WAIT_S", 0.05)
-    async with two() as engines:
+    async with two_engines() as engines:
         await engines.go_on(await engines.first_token(), source="127.0.0.1:1")
         assert engines.fetcher.statistics.failures == {"unknown_source": 1}
 
 
 async def test_blocks_that_are_no_longer_there_are_computed(way: str):
-    async with two() as engines:
+    async with two_engines() as engines:
         first = await engines.first_token()
         engines.prefill_tier.clear()
         await engines.go_on(first)
@@ -154,7 +95,7 @@ async def test_blocks_that_are_no_longer_there_are_computed(way: str):
 
 
 async def test_a_tier_without_room_takes_what_fits(way: str):
-    async with two(num_slots=8) as engines:
+    async with two_engines(num_slots=8) as engines:
         last = await engines.go_on(await engines.first_token())
         assert last.usage.cached_tokens == 32
         assert engines.decode.core._scheduler.kv_cache.pool.num_free_blocks == 64
@@ -180,11 +121,24 @@ async def test_memory_that_a_peer_names_wrongly_is_not_read(how: str, monkeypatc
         return held
 
     monkeypatch.setattr(serving_blocks.KvServicer, "Hold", wrong)
-    async with two() as engines:
+    async with two_engines() as engines:
         last = await engines.go_on(await engines.first_token())
         by_grpc = how in ("another file", "no file of a process")
-        assert bool(engines.prefill.kv.num_bytes) == by_grpc
+        assert bool(engines.prefill.sharing.servicer.num_bytes) == by_grpc
         assert last.usage.cached_tokens == (4 * NUM_BLOCKS if by_grpc else 12)
+
+
+async def test_a_transfer_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fetching, "_TRANSFER_S", 0.3)
+
+    async def slow(self: serving_blocks.KvServicer, request: kv_pb2.HoldRequest, context: object) -> kv_pb2.HoldResponse:
+        await asyncio.sleep(1)
+        return kv_pb2.HoldResponse()
+
+    monkeypatch.setattr(serving_blocks.KvServicer, "Hold", slow)
+    async with two_engines() as engines:
+        assert not (await engines.go_on(await engines.first_token())).usage.cached_tokens
+        assert engines.fetcher.statistics.failures == {"timeout": 1}
 
 
 @pytest.mark.parametrize("how", ["cut", "an error", "silence"])
@@ -209,7 +163,7 @@ async def test_a_transfer_that_breaks_off_leaves_what_came(how: str, monkeypatch
             yield response
 
     monkeypatch.setattr(serving_blocks.KvServicer, "Read", broken)
-    async with two() as engines:
+    async with two_engines() as engines:
         last = await engines.go_on(await engines.first_token())
         assert last.usage.cached_tokens == 4 * 7  # of 7.5 blocks
         assert sum(engines.fetcher.statistics.failures.values()) == 1
@@ -222,7 +176,7 @@ async def test_an_abort_during_the_transfer_ends_the_request(monkeypatch: pytest
         entered.set()
         await asyncio.sleep(60)
 
-    async with two() as engines:
+    async with two_engines() as engines:
         first = await engines.first_token()
         monkeypatch.setattr(engines.fetcher, "_fetch", hanging)
         message = a_message("next", [*PROMPT, *first])
@@ -236,11 +190,11 @@ async def test_an_abort_during_the_transfer_ends_the_request(monkeypatch: pytest
 
 
 async def test_a_lease_ends_by_itself_and_nothing_is_read_after_it(monkeypatch: pytest.MonkeyPatch):
-    async with two() as engines:
+    async with two_engines() as engines:
         await engines.first_token()
         now_s = 100.0
-        monkeypatch.setattr(engines.prefill.kv, "_clock", lambda: now_s)
-        hashes = engines.decode.core.prefix_hashes(a_request("x", PROMPT, max_tokens=2))
+        monkeypatch.setattr(engines.prefill.sharing.servicer, "_clock", lambda: now_s)
+        hashes = names(engines)
         async with open_channel(engines.prefill.address) as channel:
             stub = kv_pb2_grpc.KvServiceStub(channel)
             held = await stub.Hold(kv_pb2.HoldRequest(block_hashes=hashes, layout="layout"))
@@ -261,7 +215,7 @@ def test_whatever_is_held_read_and_damaged_a_text_is_the_same(data: st.DataObjec
     """Prompts with common beginnings, computed in any order, moved with and without damage, cleared tiers, tiers of any size."""
 
     async def run() -> None:
-        async with two(num_slots=data.draw(st.sampled_from([4, 16, 64]))) as engines:
+        async with two_engines(num_slots=data.draw(st.sampled_from([4, 16, 64]))) as engines:
             for _ in range(data.draw(st.integers(1, 4))):
                 prompt = PROMPT[: data.draw(st.integers(1, 60))] + data.draw(st.lists(st.integers(0, 49), max_size=9))
                 first = await engines.first_token(prompt)

@@ -16,11 +16,12 @@ from triptych_common.telemetry.tracing import OFF, Tracer
 from triptych_engine.core import EngineCore
 from triptych_engine.kv_events.batches import KVEventBatches
 from triptych_engine.kv_offload.host_tier import HostTier
-from triptych_engine.kv_transfer.servicer import KvServicer
+from triptych_engine.kv_transfer.sharing import BlockSharing
 from triptych_engine.media.fetcher import FetchStatistics
 from triptych_engine.metrics import EngineMetrics
 from triptych_engine.rpc.outbox import Outbox
 from triptych_engine.rpc.servicer import EngineServicer
+from triptych_engine.settings import EngineSettings
 
 from support.builders.engine import GREEDY, a_scheduler
 from support.fakes.runner import VOCAB_SIZE, FakeRunner, expected_output
@@ -42,7 +43,7 @@ class Served:
     outbox: Outbox
     metrics: EngineMetrics
     kv_events: KVEventBatches
-    kv: KvServicer
+    sharing: BlockSharing
     address: str
 
     async def until_idle(self) -> None:
@@ -65,15 +66,16 @@ class Served:
 async def an_engine(
     tracer: Tracer = OFF, *, with_kv_events: bool = False, tier: HostTier | None = None, **scheduler_options: int
 ) -> AsyncIterator[Served]:
-    runner, kv, health = FakeRunner(tier=tier), KvServicer(), Health(())
+    runner, sharing, health = FakeRunner(tier=tier), BlockSharing(EngineSettings(), None), Health(())
     await health.set_ready(True)
     scheduler = a_scheduler(NUM_BLOCKS, tier=tier, **scheduler_options)  # type: ignore[arg-type]
     if tier is not None:
-        kv.attach(tier, "layout")
+        sharing.tier = tier
+        sharing.servicer.attach(tier, "layout")
 
     def register(server: grpc.aio.Server) -> None:
         engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, server)
-        kv_pb2_grpc.add_KvServiceServicer_to_server(kv, server)
+        kv_pb2_grpc.add_KvServiceServicer_to_server(sharing.servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
 
     outbox = Outbox(asyncio.get_running_loop(), lambda load: servicer.on_load(load), tracer)
@@ -90,9 +92,9 @@ async def an_engine(
             serving(register) as address,
             open_channel(address) as channel,
         ):
-            metrics = EngineMetrics(core, scheduler, outbox.statistics, FetchStatistics(), MODEL.name, 4, kv_events)
+            metrics = EngineMetrics(core, scheduler, outbox.statistics, FetchStatistics(), MODEL.name, 4, kv_events, sharing)
             stub = engine_pb2_grpc.EngineServiceStub(channel)
-            yield Served(stub, runner, core, servicer, outbox, metrics, kv_events, kv, address)
+            yield Served(stub, runner, core, servicer, outbox, metrics, kv_events, sharing, address)
     finally:
         if runner.gate is not None:
             runner.gate.release(10_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from support.metrics import PAGE, documented, documented_with_certificates
+from support.metrics import PAGE, documented, documented_with_certificates, documented_with_tier
 
 SERVICES = ("gateway", "frontend", "encoder", "engine")
 
@@ -20,7 +20,9 @@ def test_rows_have_a_type_and_the_services_prefix(service: str) -> None:
 
 
 def test_names_outside_of_the_tables_exist() -> None:
-    known = set().union(*(documented(service) | documented_with_certificates(service) for service in SERVICES))
+    known = set().union(
+        *(documented(service) | documented_with_certificates(service) | documented_with_tier(service) for service in SERVICES)
+    )
     named = set(re.findall(r"\b(?:triptych_(?:{})_\w+|vllm:\w+)".format("|".join(SERVICES)), PAGE.read_text(encoding="utf-8")))
     # Named to say that it does not exist.
     assert named - known == {"vllm:lora_requests_info"}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from pathlib import Path
 
 import pytest
+from filelock import Timeout
 from support.builders.engine import a_host_tier
 from triptych_engine.kv_offload.disk_tier import DiskTier
 from triptych_engine.kv_offload.host_tier import HostTier
@@ -155,3 +157,47 @@ def test_a_disk_that_is_full_loses_blocks_and_nothing_else(tmp_path: Path, monke
     assert (disk.num_blocks, disk.num_dropped) == (0, 4)
     assert not list((tmp_path / ("0a" * 16)).iterdir())
     assert holds(tier, 7)
+
+
+def test_files_come_and_go_while_others_are_read(tmp_path: Path):
+    """Writing removes the oldest while reading moves them: neither stops the other."""
+    tier = a_host_tier(8, _SIZE)
+    disk = a_disk(tmp_path, tier, max_blocks=6)
+    for _ in range(30):
+        for number in range(40):
+            disk.store(NAMES[number], b"?" * 16, [memoryview(content(number))])
+            disk.store(NAMES[39 - number], b"?" * 16, [memoryview(content(number))])
+    disk._queue.join()
+    assert disk._writer.is_alive()
+    disk.close()
+    assert disk.num_blocks <= 6
+    assert len(list((tmp_path / ("0a" * 16)).iterdir())) == disk.num_blocks
+
+
+def test_what_was_cleared_while_it_was_written_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tier, is_writing, may_end = a_host_tier(4, _SIZE), threading.Event(), threading.Event()
+    disk = a_disk(tmp_path, tier)
+    replace = os.replace
+
+    def slow(source: str, target: Path) -> None:
+        is_writing.set()
+        may_end.wait()
+        replace(source, target)
+
+    monkeypatch.setattr("triptych_engine.kv_offload.disk_tier.os.replace", slow)
+    put(tier, *range(5))
+    is_writing.wait()
+    disk.clear()
+    may_end.set()
+    disk._queue.join()
+    assert not disk.holds(NAMES[0])
+    assert not list((tmp_path / ("0a" * 16)).iterdir())
+    disk.close()
+
+
+def test_two_engines_do_not_use_the_same_directory(tmp_path: Path):
+    disk = a_disk(tmp_path, a_host_tier(4, _SIZE))
+    with pytest.raises(Timeout):
+        a_disk(tmp_path, a_host_tier(4, _SIZE))
+    disk.close()
+    a_disk(tmp_path, a_host_tier(4, _SIZE)).close()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 from support.drivers.engine_router import Engine, Heard, a_request, engines
 from support.waiting import until
+from triptych.errors import ServiceUnavailableError
 from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.cluster import connection as connection_module
 from triptych_common.model.blocks import prefix_ids
@@ -136,7 +136,29 @@ async def test_without_an_engine_for_prompts_all_goes_to_those_that_decode() -> 
         assert router.choose(demand_of(asks(900))) is decode
 
 
-async def test_where_it_decodes_is_lost_it_is_computed_anew_and_moves_again() -> None:
+@pytest.mark.parametrize("how", ["refused", "lost"])
+async def test_where_it_cannot_be_decoded_its_prompt_s_engine_goes_on(how: str) -> None:
+    async with roles() as (router, prefill, decode):
+        router.start(asks(900), heard := Heard())
+        prefill.say("r", 7)
+        (moved,) = decode.requests
+        if how == "refused":
+            decode.refuse(moved.request_id, ServiceUnavailableError("asleep"))
+        else:
+            decode.say(moved.request_id, 8)
+            decode.is_up.clear()
+            decode.crash()
+        await until(lambda: len(prefill.requests) == 2)
+        again = prefill.requests[1]
+        assert (again.num_output_tokens, again.kv_source) == (1 if how == "refused" else 2, "")
+        for token_id in range(20, 40):
+            prefill.say(again.request_id, token_id)
+        assert len(decode.requests) == 1, "it does not come and go"
+        assert heard.token_ids[0] == [7, *([] if how == "refused" else [8]), *range(20, 40)]
+        assert heard.errors == []
+
+
+async def test_where_it_decodes_is_lost_another_one_computes_it_anew() -> None:
     async with engines("prefill:1", "decode:1", "decode:2") as (router, made, _):
         prefill, decoding = made["prefill:1"], [made["decode:1"], made["decode:2"]]
         give_role(prefill, common_pb2.KV_ROLE_PREFILL)
@@ -145,13 +167,16 @@ async def test_where_it_decodes_is_lost_it_is_computed_anew_and_moves_again() ->
         router.start(asks(900), heard := Heard())
         prefill.say("r", 7)
         lost = next(engine for engine in decoding if engine.requests)
+        other = next(engine for engine in decoding if engine is not lost)
         lost.say(lost.requests[0].request_id, 8)
         lost.is_up.clear()
         lost.crash()
-        await until(lambda: len(prefill.requests) + sum(len(engine.requests) for engine in decoding) > 2)
-        await asyncio.sleep(0)
-        again = (prefill.requests[1:] or [one for engine in decoding if engine is not lost for one in engine.requests])[0]
-        assert (again.num_output_tokens, again.kv_source) == (2, "")
+        await until(lambda: len(prefill.requests) == 2)
+        again = prefill.requests[1]
+        assert (again.num_output_tokens, again.kv_source) == (2, ""), "a long prompt is computed where prompts are"
+        prefill.say(again.request_id, 9)
+        (moved,) = other.requests
+        assert (moved.num_output_tokens, moved.kv_source) == (3, prefill.instance_id)
         assert heard.errors == []
 
 

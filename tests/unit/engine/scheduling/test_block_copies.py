@@ -8,10 +8,11 @@ import pytest
 from support.builders.engine import a_host_tier, a_request, a_scheduler
 from support.fakes.runner import FakeRunner, expected_output
 from triptych.errors import InternalError
+from triptych_engine.core import EngineCore
 from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput
 from triptych_engine.scheduling.pacer import StepPacer
-from triptych_engine.scheduling.request import Request
+from triptych_engine.scheduling.request import FinishReason, Request
 from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.scheduling.step_costs import StepCosts
 
@@ -159,16 +160,6 @@ def test_a_load_that_fails_is_computed(when: str):
     assert not run.tier._pins
 
 
-def test_a_full_tier_keeps_what_was_used_last():
-    run = Run(12, 8)
-    run.text(a_request("first", LONG, max_tokens=1))
-    run.text(a_request("other", OTHER, max_tokens=1))
-    run.text(a_request("again", LONG, max_tokens=1))
-    assert run.tier.num_used <= 8
-    hashes = run.scheduler.kv_cache.find_cached_prefix
-    assert hashes(a_request("look", LONG, max_tokens=1))
-
-
 def test_what_is_cleared_is_not_found():
     run = Run()
     run.text(a_request("first", LONG, max_tokens=3))
@@ -220,11 +211,71 @@ def test_cached_blocks_are_offered_too():
 def test_blocks_of_a_request_that_failed_are_not_offered():
     run = offering(num_blocks=24)
     run.runner.fail_requests.add("bad")
-    request = a_request("bad", LONG[:13], max_tokens=3)
-    run.scheduler.add(request)
-    run.step()
-    assert not run.scheduler.has_work or run.step() is not None
+    run.scheduler.add(a_request("bad", LONG[:13], max_tokens=3))
+    outputs = run.step()
+    assert outputs[0].finish_reason is FinishReason.ERROR
     assert not run.tier.num_used
+
+
+def test_blocks_are_not_offered_if_an_earlier_step_of_their_prompt_failed():
+    """The next step was launched before that was known, and computed with keys that are not there."""
+    run = offering(num_blocks=24)
+    prompt = [*LONG, *OTHER[:31]]
+    run.scheduler.add(a_request("first", prompt, max_tokens=3))
+    steps = [run.scheduler.schedule() for _ in range(2)]
+    assert all(step.offers for step in steps)
+    for step in steps:
+        run.runner.launch(step)
+        run.runner.sample(step.step_id)
+    run.runner.fail_next_step = RuntimeError("device lost")
+    with pytest.raises(RuntimeError):
+        run.runner.result(steps[0].step_id)
+    run.scheduler.fail_step(steps[0], InternalError("failed"))
+    run.scheduler.update_from_output(steps[1], run.runner.result(steps[1].step_id))
+    assert not run.tier.num_used
+    run.text(a_request("beginning", LONG, max_tokens=2))
+    run.text(a_request("again", prompt, max_tokens=2))
+
+
+class Asleep:
+    """A step loop over a run that has begun to load a prefix in several steps."""
+
+    def __init__(self) -> None:
+        self.run = Run(40, 12, slot_bytes=40 << 20)  # one block fits into what a step loads
+        self.run.text(a_request("first", LONG, max_tokens=3))
+        self.run.text(*(a_request(f"other{n}", [n, *OTHER], max_tokens=3) for n in range(4)))
+        self.core = EngineCore(self.run.scheduler, self.run.runner, lambda step, outputs, load: None)
+        self.core._add(a_request("again", LONG, max_tokens=3))
+        self.core.step()
+        assert self.run.scheduler.kv_cache.copies.has_work
+
+
+def test_a_load_ends_when_the_engine_falls_asleep():
+    asleep = Asleep()
+    asleep.core._sleep(False)
+    scheduler, tier = asleep.run.scheduler, asleep.run.tier
+    assert not scheduler.has_work, "nothing is computed while it sleeps"
+    assert (tier.num_used, tier._pins) == (0, {})
+    assert scheduler.kv_cache.pool.num_free_blocks == 40
+    asleep.core._wake_up()
+    asleep.run.runner.cache_allocated = True
+    again = a_request("again", LONG, max_tokens=3)
+    asleep.run.text(again)
+    assert again.num_cached_tokens == 0
+
+
+def test_a_load_that_is_in_flight_when_all_is_cleared_brings_nothing():
+    asleep = Asleep()
+    scheduled = asleep.run.scheduler.schedule()
+    assert scheduled.loads
+    asleep.run.runner.launch(scheduled)
+    asleep.run.runner.sample(scheduled.step_id)
+    asleep.run.scheduler.reset_caches()
+    asleep.run.scheduler.update_from_output(scheduled, asleep.run.runner.result(scheduled.step_id))
+    assert not asleep.run.scheduler.kv_cache.pool._block_of
+    assert asleep.run.tier.num_used == 0
+    asleep.run.scheduler.abort(["again"])
+    asleep.run.text(a_request("more", LONG, max_tokens=3))
 
 
 def test_blocks_that_others_took_out_of_the_tier_in_the_last_moment_are_computed(monkeypatch: pytest.MonkeyPatch):
