@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import fmean
 
 from triptych.errors import TriptychError
@@ -110,10 +111,9 @@ class Simulation:
 
     def run(self, conversations: Iterable[Conversation], limits: Limits = Limits()) -> dict:  # noqa: B008 - it is frozen
         """Let all conversations take place; returns their figures. Raises AssertionError if an invariant is broken."""
-        logging.getLogger("triptych_engine").setLevel(logging.ERROR)
-        logging.getLogger("triptych_frontend").setLevel(logging.ERROR)
-        self._begin_next(iter(conversations))
-        self.timeline.run()
+        with _errors_only():
+            self._begin_next(iter(conversations))
+            self.timeline.run()
         self._check()
         return self._figures(limits)
 
@@ -154,6 +154,20 @@ class Simulation:
             "num_moved": moved(frontends),
             "num_events": self.timeline.num_events,
         }
+
+
+@contextmanager
+def _errors_only() -> Iterator[None]:
+    """Engines that are lost on purpose would fill the log with warnings."""
+    loggers = [logging.getLogger(name) for name in ("triptych_common", "triptych_engine", "triptych_frontend")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def moved(frontends: Sequence[VirtualFrontend]) -> int:

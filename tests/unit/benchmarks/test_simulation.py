@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -294,3 +295,10 @@ def test_the_fit_finds_what_is_outside_of_the_steps() -> None:
     assert error < 0.05
     assert found.overheads.request_s == pytest.approx(0.02, rel=0.5)
     assert found.overheads.host_step_s == pytest.approx(0.004, rel=0.5)
+
+
+def test_a_run_leaves_the_levels_of_logs_as_they_were() -> None:
+    loggers = [logging.getLogger(name) for name in ("triptych_common", "triptych_engine", "triptych_frontend")]
+    before = [logger.level for logger in loggers]
+    Simulation(Setup(StepCosts(0.01, 0.001, 0.001), 100, 1)).run([], Limits())
+    assert [logger.level for logger in loggers] == before
