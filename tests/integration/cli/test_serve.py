@@ -31,7 +31,7 @@ def test_a_command_line_of_vllm_starts_services_with_its_settings() -> None:
     )
     with serving(*flags.split()) as server:
         url = server.wait_until_started()
-        server.wait_for("triptych: --swap-space changes nothing: KV blocks are not swapped")
+        server.wait_for("triptych: --swap-space changes nothing: .* --engine.kv-offloading-memory")
         settings = {name: _settings(name, process) for name, process in server.services().items()}
         engine: Any = settings["engine"]
         assert (engine.dtype, engine.max_num_seqs, engine.max_num_batched_tokens, engine.max_model_len) == ("float32", 5, 64, 1000)
