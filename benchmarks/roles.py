@@ -5,8 +5,9 @@
 
 The setups are: one engine for prompts and one that decodes (--kv-role), and two engines that compute all. Each engine is pinned to
 a core. The benchmark's process is the frontend: its router, without text. Measured are the gaps between the tokens of streams,
-first without and then beside prompts of --prompt tokens, of which the next comes when the last one has its answer. All answers are
-greedy, and those of both setups are compared.
+beside prompts of --prompt tokens, of which the next comes when the last one has its answer; then those of as many new streams
+without such prompts, between the same tokens: a step takes longer as contexts grow. All answers are greedy, and those of both
+setups are compared.
 
 Results go to benchmarks/results/<date>-<name>.json.
 """
@@ -32,6 +33,7 @@ from triptych_cli.stack.ports import free_port
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolution import resolver_of
 from triptych_common.model import store as model_store
+from triptych_frontend.engines.call import EngineCall
 from triptych_frontend.engines.connection import EngineConnection
 from triptych_frontend.engines.router import EngineRouter
 
@@ -46,6 +48,8 @@ SETUPS = {
     "mixed": ([], []),
 }
 _START_S, _END_S = 120.0, 300.0
+#: Tokens of a stream's prompt, and seconds until streams run as they do.
+_STREAM_PROMPT, _SETTLE_S = 64, 2.0
 _TRIPTYCH = "from triptych_cli.main import app; app()"
 _VOCABULARY = range(1000, 40_000)
 
@@ -61,6 +65,7 @@ class Answer:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
     error: TriptychError | None = None
+    call: EngineCall | None = None
 
     def on_output(self, index: int, output: engine_pb2.SequenceOutput) -> None:
         self.times_s += [time.perf_counter()] * len(output.token_ids)
@@ -98,7 +103,7 @@ class Setup:
         sampling = common_pb2.SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
         answer = Answer()
         request = engine_pb2.EngineRequest(request_id=f"r{self._num_sent}", prompt_token_ids=prompt, sampling=sampling)
-        self._router.start(request, answer)
+        answer.call = self._router.start(request, answer)
         return answer
 
     async def answered(self, prompt: list[int], max_tokens: int) -> Answer:
@@ -145,28 +150,60 @@ async def running(setup: str, args: argparse.Namespace, seed: int) -> AsyncItera
             await asyncio.gather(watching, return_exceptions=True)
 
 
-def gaps_ms(streams: list[Answer], start_s: float, end_s: float) -> np.ndarray:
-    """The gaps between tokens of streams that ended in an interval."""
-    gaps = [np.diff(times)[(times[1:] >= start_s) & (times[1:] < end_s)] for times in (np.array(one.times_s) for one in streams)]
-    return 1e3 * np.concatenate(gaps)
+class Streams:
+    """Streams that run side by side."""
+
+    def __init__(self, answers: list[Answer]) -> None:
+        self._answers = answers
+
+    @classmethod
+    async def begun(cls, setup: Setup, max_tokens: list[int]) -> Streams:
+        """Streams of so many tokens."""
+        streams = cls([setup.ask(setup.prompt(_STREAM_PROMPT), most) for most in max_tokens])
+        async with asyncio.timeout(_END_S):
+            await asyncio.gather(*(answer.begun.wait() for answer in streams._answers))
+        await asyncio.sleep(_SETTLE_S)
+        return streams
+
+    @property
+    def num_tokens(self) -> list[int]:
+        """Of each stream, so far. Raises BenchmarkError if one has ended."""
+        if ended := [answer for answer in self._answers if answer.done.is_set()]:
+            raise BenchmarkError(f"{len(ended)} streams have ended: {ended[0].error or 'raise --context'}")
+        return [len(answer.times_s) for answer in self._answers]
+
+    async def ended(self) -> None:
+        """Wait until all have ended."""
+        async with asyncio.timeout(_END_S):
+            await asyncio.gather(*(answer.done.wait() for answer in self._answers))
+        if failed := [answer.error for answer in self._answers if answer.error is not None]:
+            raise failed[0]
+
+    def gaps_ms(self, first: list[int], last: list[int]) -> np.ndarray:
+        """The gaps between these tokens of each stream."""
+        parts = zip(self._answers, first, last, strict=True)
+        return 1e3 * np.concatenate([np.diff(answer.times_s[begin:end]) for answer, begin, end in parts])
+
+    async def close(self) -> None:
+        for answer in self._answers:
+            assert answer.call is not None
+            answer.call.close()
+        await asyncio.sleep(_SETTLE_S)
 
 
 async def measure(setup: Setup, args: argparse.Namespace) -> dict:
     """One sitting of a setup."""
     await setup.answered(setup.prompt(300), 4)
-    streams = [setup.ask(setup.prompt(64), args.context - 64) for _ in range(args.streams)]
-    await asyncio.gather(*(stream.begun.wait() for stream in streams))
-    await asyncio.sleep(2)
-    start_s = time.perf_counter()
-    await asyncio.sleep(args.seconds / 2)
-    alone = gaps_ms(streams, start_s, time.perf_counter())
-    start_s, answers = time.perf_counter(), list[Answer]()
+    streams, answers = await Streams.begun(setup, [args.context - _STREAM_PROMPT] * args.streams), list[Answer]()
+    first, start_s = streams.num_tokens, time.perf_counter()
     while time.perf_counter() < start_s + args.seconds:
         answers.append(await setup.answered(setup.prompt(args.prompt), args.answer))
-    end_s = time.perf_counter()
-    if ended := [stream for stream in streams if stream.done.is_set()]:
-        raise BenchmarkError(f"{len(ended)} streams have ended: {ended[0].error or 'raise --context'}")
-    beside = gaps_ms(streams, start_s, end_s)
+    last, end_s = streams.num_tokens, time.perf_counter()
+    beside = streams.gaps_ms(first, last)
+    await streams.close()
+    streams = await Streams.begun(setup, last)
+    await streams.ended()
+    alone = streams.gaps_ms(first, last)
     num_tokens = len(beside) + sum(len(answer.token_ids) for answer in answers)
     return {
         "itl_alone_ms": quantiles(alone),
@@ -221,13 +258,13 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=8000, help="tokens of a stream, if it is not ended before")
     parser.add_argument("--prompt", type=int, default=4000, help="tokens of a long prompt")
     parser.add_argument("--answer", type=int, default=16, help="tokens of its answer")
-    parser.add_argument("--seconds", type=float, default=60, help="with long prompts; half as long without")
+    parser.add_argument("--seconds", type=float, default=60, help="with long prompts")
     parser.add_argument("--rest", type=float, default=6, help="seconds between the start of the engines and the first request")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--name", default="roles")
     parser.add_argument("engine_args", nargs="*", help="further flags of `triptych engine`, after --")
     args = parser.parse_args()
-    check_positive(parser, args.streams, args.context - 64, args.prompt, args.answer - 1, args.seconds, args.rounds)
+    check_positive(parser, args.streams, args.context - _STREAM_PROMPT, args.prompt, args.answer - 1, args.seconds, args.rounds)
     results = asyncio.run(run(args))
     write_results(RESULTS / f"{results['date']}-{args.name}.json", results)
 

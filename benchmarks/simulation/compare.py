@@ -2,14 +2,14 @@
 
     python -m benchmarks.steps --costs-file costs.json -- --num-threads 1
     python -m benchmarks.simulation.compare --costs-file costs.json                      # engines with simulated steps
-    python -m benchmarks.simulation.compare --costs-file costs.json --computes           # engines that compute, one core each
+    python -m benchmarks.simulation.compare --costs-file costs.json --computes -- --engine.kv-cache-memory 256M
     python -m benchmarks.simulation.compare --costs-file costs.json --engines 64 --scale-rate 20
 
-Gateway, frontend and engines are started anew for each run, so that all prefix caches are empty. What requests and tokens cost
-outside of engine steps is fitted to the medians of one workload's runs (`--fitted`). The simulator then runs the others, which it
-has not seen, --orders times, each with another order of the requests that come at the same moment. Medians are compared. With
-simulated steps, only the computation is not real. A real run during which other processes used more than 15 % of the cores is
-discarded and repeated; the results keep it apart.
+With --computes, engines compute, on one core each. Gateway, frontend and engines are started anew for each run, so all prefix
+caches are empty. What requests and tokens cost outside of engine steps is fitted to the medians of one workload's runs (--fitted).
+The simulator then runs the others, which it has not seen, --orders times, each with another order of the requests that come at
+the same moment. Medians are compared. With simulated steps, only the computation is not real. A real run during which other
+processes used more than 15 % of the cores is discarded and repeated; the results keep it apart.
 
 Results go to benchmarks/results/<date>-<name>.json. The exit code is 1 when a request failed.
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 from triptych_common.model.store import TEXT_MODEL
 from triptych_engine.executor.simulated import SimulatedEngine
 
-from benchmarks.harness.engines import wait_until_all_serve
+from benchmarks.harness.engines import engines_of, wait_until_all_serve
 from benchmarks.harness.sitting import MAX_BUSY_PERCENT, check_positive, describe, new_parser
 from benchmarks.harness.stack import Stack, running_stack
 from benchmarks.report.hold import hold
@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> dict:
     loads = {name: _conversations(args, name) for name in args.workloads}
     kept = json.loads(args.real.read_text()) if args.real else {}
     real, discarded = (kept["real"], kept["discarded"]) if kept else _real_runs(args, engine, loads, limits)
-    setup = Setup(engine.costs, args.blocks, args.engines, args.frontends, args.policy, _START)
+    num_blocks = real[args.workloads[0]][0].get("num_blocks", args.blocks)
+    setup = Setup(engine.costs, num_blocks, args.engines, args.frontends, args.policy, _START)
     if args.overheads:
         setup = replace(setup, overheads=Overheads(**json.loads(args.overheads.read_text())["overheads"]))
         error = None
@@ -117,7 +118,8 @@ def _real(args: argparse.Namespace, engine: SimulatedEngine, conversations: Sequ
             wait_until_all_serve(stack, args.engines)
             if args.computes:
                 pin_engines(stack, args.engines)
-            return measure(stack, conversations, limits) | {"resident_mb": _resident_mb(stack)}
+            told = {"num_blocks": engines_of(stack)[0]["num_blocks"], "resident_mb": _resident_mb(stack)}
+            return measure(stack, conversations, limits) | told
 
 
 def _resident_mb(stack: Stack) -> dict[str, float]:
@@ -148,7 +150,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--engines", type=int, default=2)
     parser.add_argument("--frontends", type=int, default=1)
     parser.add_argument("--policy", default="prefix", choices=("prefix", "least-load", "round-robin"))
-    parser.add_argument("--blocks", type=int, default=700, help="of the KV cache of each engine, 16 tokens each")
+    parser.add_argument("--blocks", type=int, default=700, help="of 16 tokens in each KV cache of engines with simulated steps")
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--fitted", default=CHATS.name, choices=list(WORKLOADS), help="the workload that constants are fitted to")
     parser.add_argument("--overheads", type=Path, help="results of another run: take its constants, fit none")

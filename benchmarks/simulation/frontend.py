@@ -7,6 +7,7 @@ so it does one thing after the other, and what comes meanwhile waits.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
@@ -41,9 +42,10 @@ class VirtualConnection(EngineConnection):
         self.num_other_calls = 0
         self.carried: dict[Any, CarriedRequest] = {}
         self._starts, self._ends = [], engine_pb2.SessionRequest()
-        self.reported_load, self._num_unreported, self._arrivals = engine_pb2.Load(), 0, Arrivals(timeline.clock)
+        self.reported_load, self._arrivals = engine_pb2.Load(), Arrivals(timeline.clock)
         self.blocks = BlockIndex(timeline.clock)
-        self.num_pending_tokens = self.num_sent = self._num_pooling = self._num_silent_ticks = 0
+        self.num_pending_tokens = self._num_reported = self._num_unreported = self._num_pooling = self._num_silent_ticks = 0
+        self.turn = frontend.random.random() - 1
         self._request = engine_pb2.SessionRequest
         self._timeline, self._engine, self._frontend = timeline, engine, frontend
         self._reported_s, self._is_due = float("-inf"), False
@@ -138,9 +140,14 @@ class _Router(EngineRouter):
 
 
 class VirtualFrontend:
-    """One frontend, with a connection to every engine."""
+    """One frontend, with a connection to every engine.
 
-    def __init__(self, timeline: Timeline, setup: Setup, engines: Sequence[VirtualEngine]) -> None:
+    Args:
+        number: of the frontend. It decides in which order the frontend goes through equal engines.
+    """
+
+    def __init__(self, timeline: Timeline, setup: Setup, engines: Sequence[VirtualEngine], number: int = 0) -> None:
+        self.random = random.Random(number)
         self._timeline, self._overheads = timeline, setup.overheads
         self.message_s = setup.overheads.message_s
         self._choice_s = setup.overheads.choice_s.get(setup.routing, 0.0)

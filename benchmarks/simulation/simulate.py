@@ -83,7 +83,7 @@ class Simulation:
         self.setup, self.timeline = setup, Timeline()
         settings = settings or EngineSettings()
         self.engines = [VirtualEngine(self.timeline, setup, number, settings) for number in range(setup.num_engines)]
-        self.frontends = [VirtualFrontend(self.timeline, setup, self.engines) for _ in range(setup.num_frontends)]
+        self.frontends = [VirtualFrontend(self.timeline, setup, self.engines, number) for number in range(setup.num_frontends)]
         self.records: list[Record] = []
         self.num_live = self.most_live = self.num_ended = 0
         self._jitter = None if setup.jitter_seed is None else random.Random(setup.jitter_seed)

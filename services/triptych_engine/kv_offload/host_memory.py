@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _LOCATION = re.compile(r"/proc/\d+/fd/\d+")
 
@@ -22,6 +22,11 @@ class HostMemory:
 
     descriptor: int
     num_bytes: int
+    #: Of this process. Who uses the memory shares them: what one has touched, the others need not.
+    _maps: dict[tuple[int, int, int], mmap.mmap] = field(default_factory=dict, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[type[HostMemory], tuple[int, int]]:
+        return HostMemory, (self.descriptor, self.num_bytes)
 
     @classmethod
     def create(cls, num_bytes: int) -> HostMemory:
@@ -57,9 +62,12 @@ class HostMemory:
         return self.num_bytes // num_ranks // mmap.PAGESIZE * mmap.PAGESIZE
 
     def map_part(self, rank: int, num_ranks: int, access: int = mmap.ACCESS_WRITE) -> mmap.mmap:
-        """The part of a rank."""
-        size = self.part_bytes(num_ranks)
-        return mmap.mmap(self.descriptor, size, offset=rank * size, access=access)
+        """The part of a rank, the same mapping each time."""
+        key = rank, num_ranks, access
+        if key not in self._maps:
+            size = self.part_bytes(num_ranks)
+            self._maps[key] = mmap.mmap(self.descriptor, size, offset=rank * size, access=access)
+        return self._maps[key]
 
     def close(self) -> None:
         """Give up the descriptor. Mappings stay."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from triptych_engine.kv_offload.host_memory import HostMemory
+from triptych_engine.runner.cpu.huge_pages import Prefault
 from triptych_engine.runner.place import Place
 
 
@@ -41,6 +42,18 @@ class HostBlocks:
         words = torch.frombuffer(memory.map_part(place.rank, place.size), dtype=word)
         num_slots = len(words) // size
         self._slots = words[: num_slots * size].view(num_slots, size)
+        self._prefault: Prefault | None = None
+
+    def prefault(self) -> None:
+        """Touch the memory in the background. A page's first use takes many times as long as copying it."""
+        self.stop_prefault()
+        self._prefault = Prefault([self._slots], "memory for evicted blocks")
+
+    def stop_prefault(self) -> None:
+        """Returns when the memory is no longer touched."""
+        if self._prefault is not None:
+            self._prefault.stop()
+            self._prefault = None
 
     def store(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks to slots, given as pairs. Waits for the device."""

@@ -123,6 +123,8 @@ class ModelRunner:
         """Free the memory of the KV cache. No sequence may be running."""
         if self._graphs is not None:
             self._graphs.forget()
+        if self._host_blocks is not None:
+            self._host_blocks.stop_prefault()
         self._host_blocks = None
         self._backend.free()
 
@@ -304,6 +306,8 @@ class ModelRunner:
     def _prefault_cache(self) -> None:
         if self.config.prefault_kv_cache:
             self._backend.prefault()
+            if self._host_blocks is not None:
+                self._host_blocks.prefault()
 
     def _record_decode(self) -> GraphedDecode | None:
         config = self.config

@@ -53,9 +53,9 @@ class BlockIndex:
 
     def num_held(self, blocks: Sequence[int]) -> int:
         """How many blocks of a prompt, from its beginning on, the engine holds or is about to."""
-        now_s = self._clock()
+        held, expected = self.held, self._expected
         for number, block in enumerate(blocks):
-            if block not in self.held and self._expected.get(block, 0.0) < now_s:
+            if block not in held and (block not in expected or expected[block] < self._clock()):
                 return number
         return len(blocks)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import random
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
@@ -30,6 +32,8 @@ _MIN_HANGING_S, _HANGING_FACTOR = 60.0, 10.0
 _TICK_S = 0.25
 #: Pause before the blocks are watched again, in seconds.
 _WATCH_PAUSE_S = 1.0
+#: Of requests that were sent to engines.
+_turns = itertools.count()
 #: Time between two loads of an engine at which this frontend has no request, in seconds.
 _LOAD_INTERVAL_S = 0.5
 
@@ -65,6 +69,8 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         self._stub = engine_pb2_grpc.EngineServiceStub(self.channel)
         #: The load of the engine as of its last step.
         self.reported_load = engine_pb2.Load()
+        #: Sequences that ran or waited in it. The load of every engine is read for every request, and fields of messages are slow.
+        self._num_reported = 0
         #: Sequences that were sent since the engine last reported its load.
         self._num_unreported = 0
         #: As the engine last told, and what was sent since.
@@ -73,8 +79,9 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         self.blocks = BlockIndex()
         #: Tokens of prompts that were sent, are not in the engine's prefix cache, and have no output yet.
         self.num_pending_tokens = 0
-        #: Requests that were sent since the start of this process.
-        self.num_sent = 0
+        #: The engine with the lowest waited longest for a request of this frontend. Each frontend begins in an order of its own, or
+        #: all would send their first requests to the same engines.
+        self.turn = random.random() - 1
         #: Requests of unary calls in flight.
         self._num_pooling = 0
         #: Ticks of the watch since the last message. Ticks and not the time, which also passes while this process is stopped.
@@ -83,8 +90,7 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
     @property
     def load(self) -> int:
         """Sequences that run or wait in the engine, including those of other frontends."""
-        reported = self.reported_load
-        return reported.num_running + reported.num_waiting + self._num_unreported + self._num_pooling
+        return self._num_reported + self._num_unreported + self._num_pooling
 
     @property
     def is_for_prompts(self) -> bool:
@@ -137,7 +143,7 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
         if request.request_id in self.carried:
             raise InternalError(f"the engine request id {request.request_id} is in use")
         self.start(request.request_id, call, request)
-        self.num_sent += 1
+        self.turn = next(_turns)
         self._num_unreported += request.n or 1
         self._arrivals.add(request.n or 1)
 
@@ -191,7 +197,7 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
 
     def _take_load(self, load: engine_pb2.Load) -> None:
         was_restarting = self.reported_load.is_restarting
-        self.reported_load, self._num_unreported = load, 0
+        self.reported_load, self._num_reported, self._num_unreported = load, load.num_running + load.num_waiting, 0
         self._arrivals.set(load.num_recent)
         if load.is_restarting and not was_restarting:
             log.warning("the engine at %s restarts its worker", self.address)

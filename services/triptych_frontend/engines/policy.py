@@ -50,7 +50,7 @@ class PromptCost:
     def __call__(self, engines: Sequence[EngineConnection]) -> EngineConnection:
         """The engine where the prompt costs least."""
         engines = of_role(engines, self.num_missing)
-        missing = {engine: self.num_missing(engine) for engine in engines}
+        missing = dict(zip(engines, map(self.num_missing, engines), strict=True))
         # An engine lets the shortest prompt take turns with the first, so that none waits for more than twice its own time.
         costs = {
             engine: num_missing + min(num_missing, engine.num_pending_tokens) + _SEQUENCE_TOKENS * engine.load
@@ -106,9 +106,9 @@ def of_role(engines: Sequence[EngineConnection], num_missing: Callable[[EngineCo
         num_missing: tokens of the prompt that an engine has to compute.
     """
     prefill = [engine for engine in engines if engine.is_for_prompts]
-    others = [engine for engine in engines if not engine.is_for_prompts]
-    if not prefill or not others:
+    if not prefill or len(prefill) == len(engines):
         return engines
+    others = [engine for engine in engines if not engine.is_for_prompts]
     return others if min(map(num_missing, others)) <= _SHORT_TOKENS else prefill
 
 
@@ -130,8 +130,9 @@ def demand_of(request: engine_pb2.EngineRequest, routing: Routing = "prefix") ->
     if routing == "prefix":
         return Demand(suits, pick=PromptCost(request))
     if routing == "round-robin":
-        return Demand(suits, pick=lambda engines: min(of_role(engines, num_missing), key=lambda engine: engine.num_sent))
-    return Demand(suits, pick=lambda engines: min(of_role(engines, num_missing), key=lambda engine: engine.load))
+        return Demand(suits, pick=lambda engines: min(of_role(engines, num_missing), key=lambda engine: engine.turn))
+    # Of equal loads, the one that waited longest for a request of this frontend: each frontend has another order.
+    return Demand(suits, pick=lambda engines: min(of_role(engines, num_missing), key=lambda engine: (engine.load, engine.turn)))
 
 
 def has_room(engine: EngineConnection, num_tokens: int) -> bool:

@@ -205,12 +205,26 @@ class Watched:
         """As a call."""
 
 
-async def test_round_robin_takes_turns() -> None:
-    async with engines("a:1", "b:1", "c:1") as (router, made, _):
+async def test_round_robin_takes_turns_also_with_an_engine_that_joins() -> None:
+    async with engines("a:1", "b:1", "c:1") as (router, made, resolver):
         router._routing = "round-robin"
         for number in range(9):
             router.start(asks(prompt(1), f"r{number}"), Heard())
         assert [len(one.sent) for one in made.values()] == [3, 3, 3]
+        resolver.update(["a:1", "b:1", "c:1", "d:1"])
+        await until(lambda: len(router._pool.ready) == 4)
+        for number in range(9, 13):
+            router.start(asks(prompt(1), f"r{number}"), Heard())
+        assert [len(one.sent) for one in made.values()] == [4, 4, 4, 1]
+
+
+@pytest.mark.parametrize("routing", ["least-load", "round-robin"])
+async def test_each_frontend_begins_with_another_engine(routing: Routing) -> None:
+    firsts = set()
+    for _ in range(20):
+        async with engines("a:1", "b:1") as (router, _, _):
+            firsts.add(await chosen(router, asks(prompt(1)), routing))
+    assert firsts == {"a:1", "b:1"}
 
 
 async def test_a_lost_engine_holds_nothing_and_has_nothing_to_do() -> None:

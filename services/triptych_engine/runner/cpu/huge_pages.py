@@ -81,9 +81,10 @@ class Prefault:
     content of the memory does not change. On systems that do not support this (Linux before 5.14, others), it does nothing.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], name: str = "KV cache") -> None:
         """tensors: prefaulted from the start up to 1 GiB in all, in turn, one page of each tensor at a time."""
         self._tensors = tensors  # held until the thread has ended
+        self._name = name
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prefault", daemon=True)
         self._thread.start()
@@ -109,12 +110,12 @@ class Prefault:
             if self._stopping.is_set():
                 return
             if libc.madvise(address, size, _MADV_POPULATE_WRITE):
-                log.info("the KV cache is not prefaulted: %s", os.strerror(ctypes.get_errno()))
+                log.info("the %s is not prefaulted: %s", self._name, os.strerror(ctypes.get_errno()))
                 return
             num_bytes += size
             if num_bytes >= _MAX_PREFAULTED_BYTES:
                 break
-        log.info("prefaulted %.0f MB of KV cache in %.1f s", num_bytes / 1e6, time.monotonic() - started)
+        log.info("prefaulted %.0f MB of %s in %.1f s", num_bytes / 1e6, self._name, time.monotonic() - started)
 
     def _pages(self) -> Iterator[tuple[int, int]]:
         """Address and size in bytes of the pages, each of 2 MiB at most."""
