@@ -91,8 +91,8 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 
 #: Options that may be given for one of several models, as NAME=VALUE -> how their values are read.
 _BY_MODEL: dict[str, Callable[[str], Any]] = {
-    "engines": _number(1, 16),
-    "prefill_engines": _number(0, 15),
+    "engines": _number(1, 64),
+    "prefill_engines": _number(0, 63),
     "max_model_len": _number(1),
     "quantization": _one_of("none", "int8", "int4"),
     "task": _one_of("auto", "generate", "embed"),

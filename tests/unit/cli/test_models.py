@@ -42,8 +42,8 @@ def test_a_directory_with_an_equals_sign_is_no_name(tmp_path: Path) -> None:
     [
         (["a/b", "a/b"], {}, "two models have the name a/b; write NAME=MODEL for one of them"),
         (["a/b"], {"engines": ["c=2"]}, "--engines c=2: no model 'c' here; there are: a/b"),
-        (["a/b"], {"engines": ["17"]}, "--engines: '17' is not a number from 1 to 16"),
-        (["a/b"], {"engines": ["two"]}, "--engines: 'two' is not a number from 1 to 16"),
+        (["a/b"], {"engines": ["65"]}, "--engines: '65' is not a number from 1 to 64"),
+        (["a/b"], {"engines": ["two"]}, "--engines: 'two' is not a number from 1 to 64"),
         (["a/b", "c=a/b"], {"task": ["c=sing"]}, "--task: 'sing' is not one of auto, generate, embed"),
         ([f"m{number}=a/b" for number in range(17)], {}, "17 models are more than 16"),
     ],
