@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.scheduling.block_pool import BlockPool
 
-#: What a step may load, in bytes, if sequences decode in it, and if none do. The first takes about 2 ms.
-_BYTES_BESIDE_DECODING, _BYTES_ALONE = 8 << 20, 64 << 20
+#: What a step may copy for loads: in bytes, if no sequence decodes in it. Else the share of the decoding's time in which so many
+#: bytes a second can be copied; most machines are faster.
+_BYTES_ALONE, _SHARE, _BYTES_PER_S = 64 << 20, 0.08, 4e9
 
 
 @dataclass(eq=False, slots=True)
@@ -27,6 +28,8 @@ class BlockLoad:
     slots: list[int]
     #: Called with those that were loaded, from the first one on, while all are still held.
     on_loaded: Callable[[Sequence[int]], None]
+    #: Block -> slot to which its content goes before it is loaded: others were evicted for this load.
+    evicted: dict[int, int]
     #: So many may be loaded; then one is not as it was stored, or could not be loaded.
     end: int = field(init=False)
     num_issued: int = 0
@@ -50,8 +53,7 @@ class BlockCopies:
         self._loads: list[BlockLoad] = []
         self._load_of: dict[int, BlockLoad] = {}  # block that is being loaded -> its load
         self._stores: list[tuple[int, int]] = []  # of the next step
-        block_bytes = sum(tier.block_bytes)
-        self._max_beside, self._max_alone = (max(1, size // block_bytes) for size in (_BYTES_BESIDE_DECODING, _BYTES_ALONE))
+        self._block_bytes = sum(tier.block_bytes)
 
     @property
     def has_work(self) -> bool:
@@ -74,25 +76,37 @@ class BlockCopies:
         if not slots:  # others use the tier, too
             return 0
         self._pool.hold(prefix)
+        num_stores = len(self._stores)
         blocks = self._pool.allocate(len(slots))
         if blocks is None:
             raise AssertionError("blocks that were counted as free could not be allocated")
-        load = BlockLoad(prefix, blocks, slots, on_loaded)
+        # All at once would be a long step.
+        evicted, self._stores = dict(self._stores[num_stores:]), self._stores[:num_stores]
+        load = BlockLoad(prefix, blocks, slots, on_loaded, evicted)
         self._loads.append(load)
         self._load_of.update((block, load) for block in blocks)
         return len(slots)
 
-    def take(self, *, beside_decoding: bool) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """The next step's copies as pairs of a block and a slot: those to store before, and those to load after these."""
+    def take(self, decoding_s: float) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """The next step's copies as pairs of a block and a slot: those to store before, and those to load after these.
+
+        Args:
+            decoding_s: how long the sequences that decode in the step take, in seconds; 0 for none.
+        """
         stores, self._stores = self._stores, []
-        room, loads = self._max_beside if beside_decoding else self._max_alone, list[tuple[int, int]]()
+        loads = list[tuple[int, int]]()
+        size = min(_BYTES_ALONE, _SHARE * decoding_s * _BYTES_PER_S) if decoding_s else _BYTES_ALONE
+        room = max(1, int(size / self._block_bytes))
         for load in list(self._loads):
-            while room and load.num_issued < load.end:
-                number = load.num_issued
+            while room > 0 and load.num_issued < load.end:
+                number, block = load.num_issued, load.blocks[load.num_issued]
                 if not self.tier.is_intact(load.slots[number]):
                     load.end = number
                     break
-                loads.append((load.blocks[number], load.slots[number]))
+                if (slot := load.evicted.pop(block, None)) is not None:
+                    stores.append((block, slot))
+                    room -= 1
+                loads.append((block, load.slots[number]))
                 load.num_issued += 1
                 load.num_in_flight += 1
                 room -= 1
@@ -136,6 +150,8 @@ class BlockCopies:
         if load.num_in_flight or load.num_issued < load.end:
             return
         self._loads.remove(load)
+        for slot in load.evicted.values():
+            self.tier.abandon(slot)
         for block in load.blocks:
             del self._load_of[block]
         self.tier.statistics.num_loaded += load.end

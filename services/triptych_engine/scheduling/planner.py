@@ -29,6 +29,9 @@ from triptych_engine.scheduling.states import RequestStates
 from triptych_engine.scheduling.step_plan import Reservation, StepPlan
 from triptych_engine.scheduling.tenant_reserve import TenantReserve
 
+#: How long decoding takes for the copies of a step where steps are not paced by time, as on GPUs, in seconds.
+_DECODING_S = 0.02
+
 
 class StepPlanner:
     """Fills steps with tokens of requests. One per scheduler.
@@ -107,8 +110,13 @@ class StepPlanner:
         self._reservation = plan.next_reservation
         self._had_prompts = plan.output.num_prompt_tokens > 0
         if (copies := self._kv_cache.copies) is not None:
-            plan.output.stores, plan.output.loads = copies.take(beside_decoding=plan.output.num_decoding > 0)
+            plan.output.stores, plan.output.loads = copies.take(self._decoding_s(plan.output.num_decoding))
         return plan
+
+    def _decoding_s(self, num_decoding: int) -> float:
+        if not num_decoding:
+            return 0.0
+        return _DECODING_S if self._pacer is None else self._pacer.costs().step_s(num_decoding)
 
     def park_unless_ready(self, request: Request) -> None:
         """Park a request that has just become waiting, if it has nothing to compute before its embeddings arrive."""

@@ -23,9 +23,11 @@ OTHER = [(7 * n + 3) % 50 for n in range(41)]
 class Run:
     """A scheduler with a tier, and a runner that checks whose keys it reads."""
 
-    def __init__(self, num_blocks: int = 12, num_slots: int = 64, *, max_in_flight: int = 0, slot_bytes: int = 1 << 10) -> None:
+    def __init__(
+        self, num_blocks: int = 12, num_slots: int = 64, *, max_in_flight: int = 0, slot_bytes: int = 1 << 10, token_s: float = 1.0
+    ) -> None:
         self.tier: HostTier = a_host_tier(num_slots, slot_bytes)
-        pacer = StepPacer(StepCosts(1.0, 1.0, 0.5), max_step_s=8.0, min_prompt_tokens=2)
+        pacer = StepPacer(StepCosts(token_s, token_s, token_s / 2), max_step_s=8 * token_s, min_prompt_tokens=2)
         self.scheduler: Scheduler = a_scheduler(num_blocks, tier=self.tier, pacer=pacer)
         self.runner = FakeRunner(tier=self.tier)
         self.steps: list[SchedulerOutput] = []
@@ -114,8 +116,10 @@ def test_a_damaged_block_and_what_follows_it_are_computed():
     assert not run.tier.num_found(first.block_hashes[2:])
 
 
-def test_streams_go_on_while_a_long_prefix_is_loaded_in_parts():
-    run = Run(40, 12, slot_bytes=4 << 20)  # two blocks fit into what a step loads beside streams
+@pytest.mark.parametrize(("token_s", "most"), [(0.015, 2), (0.05, 7)])
+def test_streams_go_on_while_a_long_prefix_is_loaded_in_parts(token_s: float, most: int):
+    """What a step loads beside streams, and stores for that, is a share of their time: two or seven blocks of 4 MiB."""
+    run = Run(40, 32, slot_bytes=4 << 20, token_s=token_s)
     run.text(a_request("first", LONG, max_tokens=3))
     run.text(*(a_request(f"other{n}", [n, *OTHER], max_tokens=3) for n in range(4)))
     run.scheduler.add(a_request("stream", [1, 2], max_tokens=30))
@@ -123,10 +127,31 @@ def test_streams_go_on_while_a_long_prefix_is_loaded_in_parts():
     run.scheduler.add(a_request("again", LONG, max_tokens=1))
     run.steps.clear()
     num_tokens = 0
-    while run.num_loaded < 4:
+    while run.num_loaded < 8:
         num_tokens += sum(len(output.token_ids) for output in run.step())
-        assert all(step.num_decoding == 1 and len(step.loads) <= 2 for step in run.steps)
-    assert num_tokens >= 2
+        assert all(step.num_decoding == 1 and len(step.loads) + len(step.stores) <= most + 1 for step in run.steps)
+    assert num_tokens >= 16 / most - 1
+    # What was evicted for the load was stored in parts, too.
+    assert sum(len(step.stores) for step in run.steps) >= 7
+    assert not run.tier._pending
+
+
+def test_what_was_evicted_for_a_load_that_ends_early_is_given_up():
+    run = Run(40, 32, slot_bytes=4 << 20, token_s=0.015)
+    run.text(a_request("first", LONG, max_tokens=3))
+    run.text(*(a_request(f"other{n}", [n, *OTHER], max_tokens=3) for n in range(4)))
+    run.scheduler.add(a_request("stream", [1, 2], max_tokens=30))
+    run.step()
+    run.scheduler.add(a_request("again", LONG, max_tokens=1))
+    run.step()
+    copies = run.scheduler.kv_cache.copies
+    assert copies is not None
+    assert copies._loads[0].evicted
+    run.scheduler.reset_caches()
+    while run.scheduler.has_work:
+        run.step()
+    assert not run.tier._pending
+    assert not run.tier._pins
 
 
 def test_a_preempted_request_is_loaded_not_computed_again():
