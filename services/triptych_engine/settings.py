@@ -169,8 +169,8 @@ class EngineSettings(GrpcServiceSettings):
     prefault_kv_cache: Annotated[
         bool,
         Field(
-            description="Touch the memory of the KV cache in the background after the start, on a CPU. Without it, the first "
-            "prompts that use a part of the cache take longer."
+            description="Touch the memory of the KV cache, on a CPU, and kv_offloading_memory in the background after the start, "
+            "up to 1 GiB of each. Without it, the first prompts that use a part of them take longer."
         ),
     ] = True
     kv_offloading_memory: Annotated[

@@ -46,8 +46,8 @@ Keep = Callable[[bytes], bool]
 _MAX_HOSTS = 8
 #: Blocks that are copied at once from memory of this host.
 _BATCH = 32
-#: Of the thread that copies. Where steps leave it no core, it gets a tenth of one, and a step takes a tenth longer.
-_NICENESS = 10
+#: Of the thread that copies. Where it has to share a core with steps, it gets a sixteenth of the core.
+_NICENESS = 12
 
 
 class TransferError(Exception):

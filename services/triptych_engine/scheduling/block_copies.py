@@ -15,7 +15,7 @@ from triptych_engine.scheduling.block_pool import BlockPool
 
 #: What a step may copy for loads: in bytes, if no sequence decodes in it. Else the share of the decoding's time in which so many
 #: bytes a second can be copied; most machines are faster.
-_BYTES_ALONE, _SHARE, _BYTES_PER_S = 64 << 20, 0.08, 4e9
+_BYTES_ALONE, _SHARE, _BYTES_PER_S = 64 << 20, 0.06, 4e9
 
 
 @dataclass(eq=False, slots=True)

@@ -11,6 +11,9 @@ output token (`Placement`). Short ones, and those that another engine has cached
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -42,7 +45,7 @@ class PromptCost:
     """What a prompt costs at each engine. Called with engines, it chooses one."""
 
     def __init__(self, request: engine_pb2.EngineRequest) -> None:
-        self._request = request
+        self._request, self._num_tokens, self._lora = request, len(request.prompt_token_ids), request.lora
         #: By tokens per block and the adapter's digest, which are the same in all engines that have the same settings and files.
         self._blocks: dict[tuple[int, str], list[int]] = {}
         self._key = f"{request.context.tenant}\0{request.affinity_key}".encode() if request.affinity_key else b""
@@ -60,9 +63,8 @@ class PromptCost:
         near = [engine for engine, cost in costs.items() if cost - least < _GRAIN_TOKENS]
         if self._key:
             return max(near, key=lambda engine: rendezvous(engine.address, self._key))
-        if len(near) > 2 and all(missing[engine] == len(self._request.prompt_token_ids) for engine in near):
-            near.sort(key=lambda engine: rendezvous(engine.address, self._beginning(engine)), reverse=True)
-            del near[2:]
+        if len(near) > 2 and all(missing[engine] == self._num_tokens for engine in near):
+            near = heapq.nlargest(2, near, key=self._ownership)
 
         def arrivals(engine: EngineConnection) -> tuple[float, int]:
             return engine.num_recent, costs[engine]
@@ -73,14 +75,16 @@ class PromptCost:
         # A conversation stays where most of it is cached, unless arrivals differ by more than chance: by more than a square root.
         return other if holder.num_recent - other.num_recent > math.sqrt(holder.num_recent) else holder
 
-    def _beginning(self, engine: EngineConnection) -> bytes:
-        """What prompts have in common that go to the same engines."""
+    def _ownership(self, engine: EngineConnection) -> int:
+        """The engines for which it is largest own the prompt's first block, as in rendezvous hashing."""
         blocks = self._of(engine)
-        return blocks[0].to_bytes(8, "little") if blocks else b""
+        mixed = (_number_of(engine.address) ^ (blocks[0] if blocks else 0)) * 0x9E3779B97F4A7C15
+        return (mixed >> 29 ^ mixed) * 0xBF58476D1CE4E5B9 & 0xFFFF_FFFF_FFFF_FFFF
 
     def num_missing(self, engine: EngineConnection) -> int:
         """Tokens of the prompt that the engine has to compute."""
-        return len(self._request.prompt_token_ids) - engine.blocks.num_held(self._of(engine)) * engine.blocks.block_size
+        blocks = engine.blocks
+        return self._num_tokens - blocks.num_held(self._of(engine)) * blocks.block_size
 
     def sent_to(self, engine: EngineConnection) -> int:
         """The prompt was sent to this engine. Returns the tokens that it has to compute."""
@@ -89,14 +93,21 @@ class PromptCost:
         return num_missing
 
     def _of(self, engine: EngineConnection) -> list[int]:
-        size, request = engine.blocks.block_size, self._request
-        digest = engine.digest_of(request.lora) if request.lora else ""
-        if (size, digest) not in self._blocks:
+        size, digest = engine.blocks.block_size, engine.digest_of(self._lora) if self._lora else ""
+        blocks = self._blocks.get((size, digest))
+        if blocks is None:
+            request = self._request
             salt = adapter_salt(Principal(request.context.tenant).scoped_salt(request.cache_salt), digest)
             # Log probabilities of the prompt need all of it. Of an adapter that was not loaded yet, nothing is cached.
-            is_known = bool(size) and not request.sampling.HasField("prompt_logprobs") and bool(digest) == bool(request.lora)
-            self._blocks[size, digest] = prefix_ids(salt, request.prompt_token_ids[: size * _MAX_BLOCKS], size) if is_known else []
-        return self._blocks[size, digest]
+            is_known = bool(size) and not request.sampling.HasField("prompt_logprobs") and bool(digest) == bool(self._lora)
+            blocks = prefix_ids(salt, request.prompt_token_ids[: size * _MAX_BLOCKS], size) if is_known else []
+            self._blocks[size, digest] = blocks
+        return blocks
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _number_of(address: str) -> int:
+    return int.from_bytes(hashlib.blake2b(address.encode(), digest_size=8).digest())
 
 
 def of_role(engines: Sequence[EngineConnection], num_missing: Callable[[EngineConnection], int]) -> Sequence[EngineConnection]:

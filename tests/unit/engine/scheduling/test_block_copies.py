@@ -116,9 +116,9 @@ def test_a_damaged_block_and_what_follows_it_are_computed():
     assert not run.tier.num_found(first.block_hashes[2:])
 
 
-@pytest.mark.parametrize(("token_s", "most"), [(0.015, 2), (0.05, 7)])
+@pytest.mark.parametrize(("token_s", "most"), [(0.02, 2), (0.06, 6)])
 def test_streams_go_on_while_a_long_prefix_is_loaded_in_parts(token_s: float, most: int):
-    """What a step loads beside streams, and stores for that, is a share of their time: two or seven blocks of 4 MiB."""
+    """What a step loads beside streams, and stores for that, is a share of their time: two or six blocks of 4 MiB."""
     run = Run(40, 32, slot_bytes=4 << 20, token_s=token_s)
     run.text(a_request("first", LONG, max_tokens=3))
     run.text(*(a_request(f"other{n}", [n, *OTHER], max_tokens=3) for n in range(4)))
@@ -137,7 +137,7 @@ def test_streams_go_on_while_a_long_prefix_is_loaded_in_parts(token_s: float, mo
 
 
 def test_what_was_evicted_for_a_load_that_ends_early_is_given_up():
-    run = Run(40, 32, slot_bytes=4 << 20, token_s=0.015)
+    run = Run(40, 32, slot_bytes=4 << 20, token_s=0.02)
     run.text(a_request("first", LONG, max_tokens=3))
     run.text(*(a_request(f"other{n}", [n, *OTHER], max_tokens=3) for n in range(4)))
     run.scheduler.add(a_request("stream", [1, 2], max_tokens=30))
