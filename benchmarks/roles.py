@@ -4,10 +4,10 @@
     python -m benchmarks.roles --streams 16 --prompt 4000 --seconds 60 --rounds 3
 
 The setups are: one engine for prompts and one that decodes (--kv-role), and two engines that compute all. Each engine is pinned to
-a core. The benchmark's process is the frontend: its router, without text. Measured are the gaps between the tokens of streams,
-beside prompts of --prompt tokens, of which the next comes when the last one has its answer; then those of as many new streams
-without such prompts, between the same tokens: a step takes longer as contexts grow. All answers are greedy, and those of both
-setups are compared.
+a core. The benchmark's process is the frontend: its router, without text. It is pinned to the first engine's core. Measured are
+the gaps between the tokens of streams, beside prompts of --prompt tokens, of which the next comes when the last one has its answer;
+then those of as many new streams without such prompts, between the same tokens: a step takes longer as contexts grow. All answers
+are greedy, and those of both setups are compared.
 
 Results go to benchmarks/results/<date>-<name>.json.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import re
 import statistics
@@ -265,6 +266,7 @@ def main() -> None:
     parser.add_argument("engine_args", nargs="*", help="further flags of `triptych engine`, after --")
     args = parser.parse_args()
     check_positive(parser, args.streams, args.context - _STREAM_PROMPT, args.prompt, args.answer - 1, args.seconds, args.rounds)
+    os.sched_setaffinity(0, {0})
     results = asyncio.run(run(args))
     write_results(RESULTS / f"{results['date']}-{args.name}.json", results)
 

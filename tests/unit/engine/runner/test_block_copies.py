@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
 from support.builders.engine import a_request, a_tiny_llama_config, save_random_model
 from support.drivers.engine import EngineDriver
-from triptych_engine.kv_offload.host_memory import HostMemory
+from triptych_engine.kv_offload.host_memory import HostMemory, Slots
 from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.runner.attention.paged import LayerShape, TorchAttention
 from triptych_engine.runner.block_copies import HostBlocks, bytes_of_block, layout_of
@@ -50,6 +52,30 @@ def test_blocks_come_back_as_they_were(name: str, dtype: torch.dtype, place: Pla
     rank = memory.map_part(place.rank, place.size)
     expected = b"".join(old[3].contiguous().view(torch.uint8).numpy().tobytes() for old in before)
     assert rank[size : 2 * size] == expected
+
+
+def test_memory_is_touched_in_the_background_and_given_back(kernels: CpuKernels):
+    backend = CpuAttention(kernels)
+    backend.allocate(SHAPES, 2, 16, torch.float32)
+    memory = HostMemory.create(4 << 20)
+    blocks = HostBlocks(memory, ALONE, backend.blocks())
+    assert os.fstat(memory.descriptor).st_blocks == 0
+    blocks.prefault()
+    assert blocks._prefault is not None
+    blocks._prefault.wait()
+    blocks.stop_prefault()
+    size = bytes_of_block(backend.blocks())
+    assert 512 * os.fstat(memory.descriptor).st_blocks > memory.num_bytes - size
+    Slots(memory, [size]).give_back()
+    assert os.fstat(memory.descriptor).st_blocks == 0
+
+
+def test_one_process_maps_memory_once():
+    memory = HostMemory.create(1 << 20)
+    assert memory.map_part(0, 1) is memory.map_part(0, 1)
+    other = pickle.loads(pickle.dumps(memory))  # as it comes to a worker
+    other.map_part(0, 1)[:3] = b"abc"
+    assert memory.map_part(0, 1)[:3] == b"abc"
 
 
 def test_layouts_differ_where_bytes_mean_something_else(kernels: CpuKernels):
