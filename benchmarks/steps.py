@@ -158,17 +158,18 @@ def run(args: argparse.Namespace) -> dict:
                 prompts.append({"repeat": repeat, **bench.whole_prompt(num_tokens)})
                 print("prompt of {prompt_tokens} tokens: {seconds:.2f} s in {num_steps} steps".format(**prompts[-1]), flush=True)
         if args.costs_file is not None:
-            write_costs(args.costs_file, runs, loaded.scheduler.kv_cache.pool.num_blocks)
+            write_costs(args.costs_file, runs, prompts, loaded.scheduler.kv_cache.pool.num_blocks)
         described["others_percent"] = meter.percent()["others"]
     keys = ("sequences", "contexts", "context_sequences", "prefill", "steps", "repeats", "kv_cache_memory")
     return {**described, "load": describe_load(args, *keys), "runs": runs, "prompts": prompts}
 
 
-def write_costs(path: Path, runs: list[dict], num_blocks: int) -> None:
+def write_costs(path: Path, runs: list[dict], prompts: list[dict], num_blocks: int) -> None:
     """The file for engines that are simulated."""
-    costs, error = fit(runs)
-    path.write_text(json.dumps({**dataclasses.asdict(costs), "num_blocks": num_blocks}, indent=1) + "\n")
-    print(f"a step costs {costs}; no measured one differs by more than {100 * error:.0f} %; wrote {path.name}")
+    costs, attention, error = fit(runs, prompts)
+    told = {**dataclasses.asdict(costs), **dataclasses.asdict(attention), "num_blocks": num_blocks}
+    path.write_text(json.dumps(told, indent=1) + "\n")
+    print(f"a step costs {costs} and {attention}; no measured one differs by more than {100 * error:.0f} %; wrote {path.name}")
 
 
 def parse_args() -> argparse.Namespace:

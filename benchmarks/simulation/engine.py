@@ -128,13 +128,20 @@ class VirtualEngine:
             return
         seconds = 0.0
         if scheduled.num_scheduled_tokens:
-            seconds = self._costs.step_s(scheduled.num_decoding, scheduled.num_prompt_tokens)
+            seconds = self._costs.step_s(scheduled.num_decoding, scheduled.num_prompt_tokens) + self._attention_s(scheduled)
             self.num_steps += 1
             grid = self._setup.grid
             is_off = scheduled.num_decoding > grid.max_decoding or scheduled.num_prompt_tokens > grid.max_prompt_tokens
             self.num_steps_off_grid += is_off
         self.busy_s += seconds
         self._timeline.after(seconds, self._end_step, life, scheduled, seconds)
+
+    def _attention_s(self, scheduled: SchedulerOutput) -> float:
+        attention, slowdown = self._setup.attention, self._setup.overheads.slowdown
+        return slowdown * sum(
+            attention.of(num_tokens, self._requests[request_id].num_scheduled_tokens - num_tokens)
+            for request_id, num_tokens in scheduled.num_scheduled_tokens.items()
+        )
 
     def _end_step(self, life: int, scheduled: SchedulerOutput, seconds: float) -> None:
         if life != self.life or not self.is_up:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from triptych_engine.executor.simulated import AttentionCosts
 from triptych_engine.scheduling.step_costs import StepCosts
 from triptych_frontend.engines.policy import Routing
 
@@ -49,6 +50,7 @@ class Setup:
 
     Attributes:
         costs: of a step of an engine.
+        attention: what contexts add to them.
         num_blocks: of each engine's KV cache.
         losses: (time in seconds, number of the engine) of engines that are lost.
         restart_s: time until a lost engine is back, with an empty cache; None: it does not come back.
@@ -63,6 +65,7 @@ class Setup:
     num_frontends: int = 1
     routing: Routing = "prefix"
     overheads: Overheads = Overheads()
+    attention: AttentionCosts = field(default_factory=AttentionCosts)
     grid: Grid = Grid()
     losses: tuple[tuple[float, int], ...] = ()
     restart_s: float | None = None

@@ -30,6 +30,25 @@ from triptych_engine.settings import EngineSettings
 _FIRST_WORD, _NEXT_WORD = re.compile(r"[A-Z][a-z]+"), re.compile(r"[Ġ▁][a-z]{2,}")
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionCosts:
+    """What tokens cost because they attend to those before them, in seconds.
+
+    Attributes:
+        context_s: of a sequence that decodes, for each token of its context.
+        pair_s: of a prompt, for each of its tokens and each token before that one.
+    """
+
+    context_s: float = 0.0
+    pair_s: float = 0.0
+
+    def of(self, num_tokens: int, context: int) -> float:
+        """Of a sequence that computes so many tokens behind so many others."""
+        if num_tokens == 1:
+            return self.context_s * context
+        return self.pair_s * num_tokens * (context + num_tokens / 2)
+
+
 class SimulatedEngine(BaseModel):
     """What a simulated engine can do. `python -m benchmarks.steps --costs-file FILE` measures it on an engine that computes."""
 
@@ -39,6 +58,9 @@ class SimulatedEngine(BaseModel):
     fixed_s: float = Field(gt=0, le=60)
     decode_s: float = Field(ge=0, le=60)
     prompt_token_s: float = Field(gt=0, le=60)
+    #: See AttentionCosts. Without them, long contexts cost no more than short ones.
+    context_s: float = Field(default=0.0, ge=0, le=1)
+    pair_s: float = Field(default=0.0, ge=0, le=1)
     #: Size of its KV cache.
     num_blocks: int = Field(ge=1, le=1 << 24)
 
@@ -58,11 +80,16 @@ class SimulatedEngine(BaseModel):
     def costs(self) -> StepCosts:
         return StepCosts(self.fixed_s, self.decode_s, self.prompt_token_s)
 
+    @property
+    def attention(self) -> AttentionCosts:
+        return AttentionCosts(self.context_s, self.pair_s)
+
 
 @dataclass(slots=True)
 class _Sequence:
     last_token_id: int
     num_tokens: int
+    num_computed_tokens: int
     has_output: bool
     has_logprobs: bool
 
@@ -106,14 +133,25 @@ class SimulatedExecutor:
     def launch(self, scheduled: SchedulerOutput) -> None:
         # A device computes one step after the other.
         self._idle_from_s = max(time.perf_counter(), self._idle_from_s)
-        if scheduled.num_scheduled_tokens:
-            self._idle_from_s += self._engine.costs.step_s(scheduled.num_decoding, scheduled.num_prompt_tokens)
         for request_id in scheduled.dropped:
             self._sequences.pop(request_id, None)
         for new in scheduled.new:
             num_tokens, wants = len(new.token_ids), new.sampling.logprobs is not None
-            self._sequences[new.request_id] = _Sequence(new.token_ids[-1], num_tokens, num_tokens > new.num_prompt_tokens, wants)
+            has_output = num_tokens > new.num_prompt_tokens
+            sequence = _Sequence(new.token_ids[-1], num_tokens, new.num_computed_tokens, has_output, wants)
+            self._sequences[new.request_id] = sequence
+        self._idle_from_s += self._step_s(scheduled)
         self._launched[scheduled.step_id] = scheduled, self._idle_from_s
+
+    def _step_s(self, scheduled: SchedulerOutput) -> float:
+        if not scheduled.num_scheduled_tokens:
+            return 0.0
+        seconds, attention = self._engine.costs.step_s(scheduled.num_decoding, scheduled.num_prompt_tokens), self._engine.attention
+        for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
+            sequence = self._sequences[request_id]
+            seconds += attention.of(num_tokens, sequence.num_computed_tokens)
+            sequence.num_computed_tokens += num_tokens
+        return seconds
 
     def sample(self, step_id: int) -> None:
         """Nothing to do: `result` makes the tokens."""

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,13 +19,14 @@ from triptych_engine import load as load_module
 from triptych_engine import steps as steps_module
 from triptych_engine.core import EngineCore
 from triptych_engine.executor import simulated as simulated_module
-from triptych_engine.executor.simulated import SimulatedEngine, SimulatedExecutor
+from triptych_engine.executor.simulated import AttentionCosts, SimulatedEngine, SimulatedExecutor
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import Request, SamplingParams
 from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.scheduling.step_costs import StepCosts
 from triptych_engine.settings import EngineSettings
 
+from benchmarks.engine.costs import fit as fit_costs
 from benchmarks.simulation.engine import VirtualEngine, new_scheduler
 from benchmarks.simulation.figures import Limits, Record, summarize
 from benchmarks.simulation.fit import fit
@@ -150,7 +151,7 @@ def test_routing_by_prefix_finds_more_and_answers_sooner() -> None:
 def test_a_frontend_that_is_busy_makes_requests_wait() -> None:
     slow = Overheads(frontend_request_s=0.05)
     one, four = (Simulation(a_setup(overheads=slow, num_frontends=count)).run(LOAD.conversations(0)) for count in (1, 4))
-    assert one["ttft_p50_ms"] > four["ttft_p50_ms"] >= 50
+    assert one["ttft_mean_ms"] > four["ttft_mean_ms"] >= 50
     assert one["frontend_busy"] > four["frontend_busy"]
 
 
@@ -213,7 +214,7 @@ def in_the_real_loop(setup: Setup, settings: EngineSettings, folder: Path, monke
     for module in (simulated_module, steps_module, load_module):
         monkeypatch.setattr(module, "time", host.module())
     byte_level_tokenizer().save(str(folder / "tokenizer.json"))
-    costs = {"fixed_s": COSTS.fixed_s, "decode_s": COSTS.decode_s, "prompt_token_s": COSTS.prompt_token_s}
+    costs = asdict(COSTS) | asdict(setup.attention)
     executor = SimulatedExecutor(SimulatedEngine(**costs, num_blocks=setup.num_blocks), folder, VOCAB_SIZE, settings)
     executor.load()
     scheduler, evicted, cached = new_scheduler(setup, settings), list[bytes](), dict[str, int]()
@@ -256,9 +257,12 @@ def in_the_simulation(setup: Setup, settings: EngineSettings) -> dict[str, Any]:
     return counts_of(engine.scheduler, engine.num_evictions, ends[-1], cached)
 
 
-def test_the_real_step_loop_and_the_simulation_do_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("attention", [AttentionCosts(), AttentionCosts(context_s=2e-5, pair_s=1e-5)])
+def test_the_real_step_loop_and_the_simulation_do_the_same(
+    attention: AttentionCosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = EngineSettings(block_size=4, max_num_seqs=16, max_num_batched_tokens=64, prompt_lookup=False)
-    setup = Setup(COSTS, num_blocks=60, num_engines=1)
+    setup = Setup(COSTS, num_blocks=60, num_engines=1, attention=attention)
     real = in_the_real_loop(setup, settings, tmp_path, monkeypatch)
     assert real["preemptions"] > 5
     assert real["evictions"] > 100
@@ -283,6 +287,27 @@ def test_goodput_counts_what_is_within_both_limits() -> None:
     assert figures["hits"] == 0.75
     assert figures["seconds"] == pytest.approx(3.02)
     assert figures["goodput_per_s"] == pytest.approx(1 / 3.02)
+
+
+def test_costs_are_fitted_to_measured_steps() -> None:
+    costs, attention = StepCosts(0.01, 0.0005, 0.0004), AttentionCosts(1e-6, 3e-7)
+
+    def measured(num_seqs: int, context: int) -> dict[str, Any]:
+        step_s = costs.step_s(num_seqs) + num_seqs * attention.of(1, context)
+        return {"phase": "decode", "num_seqs": num_seqs, "context": context, "step_ms": 1e3 * step_s}
+
+    def prompt(num_steps: int, num_tokens: int) -> dict[str, Any]:
+        seconds = num_steps * costs.fixed_s + num_tokens * costs.prompt_token_s + attention.of(num_tokens, 0)
+        return {"num_steps": num_steps, "prompt_tokens": num_tokens, "seconds": seconds}
+
+    runs = [measured(num_seqs, 128) for num_seqs in (1, 8, 64)] + [measured(8, context) for context in (512, 4096)]
+    found = fit_costs(runs, [prompt(1, 128), prompt(1, 512), prompt(8, 4096)])
+    assert asdict(found[0]) == pytest.approx(asdict(costs))
+    assert asdict(found[1]) == pytest.approx(asdict(attention))
+    assert found[2] < 1e-6
+    # Steps that get shorter as contexts grow are noise.
+    noisy = [one | {"step_ms": one["step_ms"] - 0.009 * one["context"]} for one in runs]
+    assert fit_costs(noisy)[1] == AttentionCosts()
 
 
 def test_the_fit_finds_what_is_outside_of_the_steps() -> None:

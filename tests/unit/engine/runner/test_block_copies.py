@@ -73,7 +73,7 @@ def test_memory_is_touched_in_the_background_and_given_back(kernels: CpuKernels)
 def test_one_process_maps_memory_once():
     memory = HostMemory.create(1 << 20)
     assert memory.map_part(0, 1) is memory.map_part(0, 1)
-    other = pickle.loads(pickle.dumps(memory))  # as it comes to a worker
+    other = pickle.loads(pickle.dumps(memory))  # noqa: S301 - as it comes to a worker
     other.map_part(0, 1)[:3] = b"abc"
     assert memory.map_part(0, 1)[:3] == b"abc"
 
