@@ -256,9 +256,9 @@ class EngineCore:
             self._steps.complete_all()
             self.step()  # computes nothing, but tells the executor to drop the sequences
             self._steps.complete_all()
+            self._executor.free_cache()  # first: it ends what touches the second tier's memory in the background
             self._scheduler.reset_caches()
             self._publish_blocks()  # no step follows that would
-            self._executor.free_cache()
         if unload:
             self._executor.unload()
 

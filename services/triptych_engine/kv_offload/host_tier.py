@@ -51,6 +51,7 @@ class HostTier:
         self._hash_of: dict[int, bytes] = {}  # slot -> hash, of both
         self._digests: dict[int, bytes] = {}
         self._pins: dict[int, int] = {}  # slot -> how many use it now
+        self._is_cleared = False  # and no block was written since
 
     @property
     def num_used(self) -> int:
@@ -79,7 +80,7 @@ class HostTier:
                 return None
             if block_hash in self._pending or (not self._free and not self._evict()):
                 return None
-            slot = self._free.pop()
+            slot, self._is_cleared = self._free.pop(), False
             self._pending[block_hash], self._hash_of[slot], self._pins[slot] = slot, block_hash, 1
             return slot
 
@@ -179,6 +180,8 @@ class HostTier:
             self._pending.clear()
             for slot in slots:
                 self._give_back(slot)
+            self._is_cleared = True
+            self._give_memory_back()
             return num_blocks
 
     def _evict(self) -> bool:
@@ -202,7 +205,11 @@ class HostTier:
         del self._hash_of[slot]
         self._digests.pop(slot, None)
         self._free.append(slot)
-        if len(self._free) == self.num_slots:
+        self._give_memory_back()
+
+    def _give_memory_back(self) -> None:
+        # Not whenever no slot is in use: the first use of a page takes long.
+        if self._is_cleared and len(self._free) == self.num_slots:
             self.slots.give_back()
 
     def check_integrity(self) -> None:

@@ -46,7 +46,7 @@ Keep = Callable[[bytes], bool]
 _MAX_HOSTS = 8
 #: Blocks that are copied at once from memory of this host.
 _BATCH = 32
-#: Of the thread that copies. Where it has to share a core with steps, it gets a sixteenth of the core.
+#: Of the thread that copies what other engines have computed. Where it has to share a core with steps, it gets a sixteenth of it.
 _NICENESS = 12
 
 
@@ -109,7 +109,7 @@ class BlockFetcher:
         hashes = self._kv_cache.prefix_hashes(request)
         if self.disk is not None:
             try:
-                await self._on_thread(self.disk.load, hashes, self._kv_cache.held_prefix(hashes))
+                await asyncio.to_thread(self.disk.load, hashes, self._kv_cache.held_prefix(hashes))
             except Exception:
                 log.exception("unexpected error while blocks were read")
                 self._failed("internal")

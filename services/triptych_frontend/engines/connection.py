@@ -108,6 +108,7 @@ class EngineConnection(SessionConnection[CarriedRequest, engine_pb2.SessionReque
 
     async def embed(self, request: engine_pb2.EngineServiceEmbedRequest, request_id: str) -> engine_pb2.EngineServiceEmbedResponse:
         """Vectors of prompts. Cancelling it aborts them. Raises TriptychError."""
+        self.turn = next(_turns)
         self._num_pooling += len(request.requests)
         metadata = ((REQUEST_ID_KEY, request_id), *trace_metadata())
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -25,6 +26,22 @@ def test_what_was_written_before_a_clear_is_not_found_after_it():
     assert not tier.num_found(_NAMES[:1])
     tier.complete(new)
     assert tier.pin(_NAMES[:1]) == [new]
+
+
+def test_memory_that_was_touched_is_kept_until_all_is_cleared():
+    tier = a_host_tier(8, 1 << 12)
+
+    def num_bytes() -> int:
+        return 512 * os.fstat(tier.slots.memory.descriptor).st_blocks
+
+    for slot in range(8):  # as `Prefault` does
+        tier.bytes_of(slot)[0][0] = 1
+    slot = tier.reserve(_NAMES[0])
+    assert slot is not None
+    tier.abandon(slot)
+    assert num_bytes() == 8 << 12
+    tier.clear()
+    assert num_bytes() == 0
 
 
 def test_memory_is_given_back_when_the_last_one_lets_go():
