@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.builders.engine import a_host_tier, a_request, a_scheduler
 from support.fakes.runner import FakeRunner, expected_output
 from triptych.errors import InternalError
 from triptych_engine.core import EngineCore
 from triptych_engine.kv_offload.host_tier import HostTier
+from triptych_engine.scheduling import block_copies
 from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput
 from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.request import FinishReason, Request
@@ -34,18 +38,23 @@ class Run:
         self._max_in_flight, self._in_flight = max_in_flight, deque[SchedulerOutput]()
 
     def step(self) -> list[SequenceOutput]:
+        outputs = self._complete(0) if self.scheduler.needs_results_first else []
         scheduled = self.scheduler.schedule()
         if not scheduled.is_empty:
             self.steps.append(scheduled)
             self.runner.launch(scheduled)
             self.runner.sample(scheduled.step_id)
             self._in_flight.append(scheduled)
-        outputs = []
-        while len(self._in_flight) > (0 if scheduled.is_empty else self._max_in_flight):
-            step = self._in_flight.popleft()
-            outputs += self.scheduler.update_from_output(step, self.runner.result(step.step_id))
+        outputs += self._complete(0 if scheduled.is_empty else self._max_in_flight)
         self.scheduler.check_integrity()
         self.tier.check_integrity()
+        return outputs
+
+    def _complete(self, num_left: int) -> list[SequenceOutput]:
+        outputs = []
+        while len(self._in_flight) > num_left:
+            step = self._in_flight.popleft()
+            outputs += self.scheduler.update_from_output(step, self.runner.result(step.step_id))
         return outputs
 
     def text(self, *requests: Request) -> list[list[int]]:
@@ -152,6 +161,52 @@ def test_what_was_evicted_for_a_load_that_ends_early_is_given_up():
         run.step()
     assert not run.tier._pending
     assert not run.tier._pins
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    comings=st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 9), st.sampled_from(["", "", "", "damage", "reset", "abort"])),
+        min_size=6,
+        max_size=16,
+    ),
+    num_blocks=st.integers(16, 24),
+    num_slots=st.sampled_from([8, 24, 64]),
+    max_in_flight=st.integers(0, 1),
+)
+def test_texts_are_right_whatever_happens_while_blocks_are_copied(
+    comings: list[tuple[int, int, str]], num_blocks: int, num_slots: int, max_in_flight: int
+):
+    """Prompts of 8 blocks, of which one to three are copied in a step."""
+    run = Run(num_blocks, num_slots, max_in_flight=max_in_flight)
+    requests: dict[str, Request] = {}
+    texts: dict[str, list[int]] = {}
+
+    def step() -> None:
+        for output in run.step():
+            texts[output.request_id] += output.token_ids
+
+    with mock.patch.multiple(block_copies, _BYTES_ALONE=3 << 10, _BYTES_PER_S=1e4):
+        for count, (number, num_steps, event) in enumerate(comings):
+            name = f"r{count}"
+            requests[name], texts[name] = a_request(name, [number, *LONG], max_tokens=5), []
+            run.scheduler.add(requests[name])
+            for _ in range(num_steps):
+                step()
+            if event == "damage" and run.tier._ready:
+                run.tier.bytes_of(next(iter(run.tier._ready.values())))[0][3] ^= 1
+            elif event == "reset":
+                run.scheduler.reset_caches()
+            elif event == "abort":
+                run.scheduler.abort([name])
+        while run.scheduler.has_work or run._in_flight:
+            step()
+    for name, request in requests.items():
+        whole = expected_output(request.prompt_token_ids, request.sampling)
+        assert texts[name] == (whole[: len(texts[name])] if request.finish_reason is FinishReason.ABORT else whole)
+    assert not run.tier._pins
+    assert not run.tier._pending
+    assert run.scheduler.kv_cache.pool.num_free_blocks == num_blocks
 
 
 def test_a_preempted_request_is_loaded_not_computed_again():
