@@ -38,6 +38,9 @@ Blocks = engine_pb2.WatchBlocksResponse
 class Watcher(Protocol):
     """Who gets what an engine's steps bring: a frontend's connection."""
 
+    #: A report of the load is to come: a step that brings this watcher nothing needs no call.
+    is_due: bool
+
     def publish(self, outputs: list[SequenceOutput], load: Load, blocks: Blocks | None) -> None:
         """A step has ended, with these outputs for this watcher's requests."""
         ...
@@ -173,7 +176,8 @@ class VirtualEngine:
                 self._requests.pop(output.request_id, None)
         blocks, load = self._take_blocks(), self.load
         for watcher in self.watchers:
-            watcher.publish(own.get(watcher, []), load, blocks)
+            if blocks is not None or not watcher.is_due or watcher in own:
+                watcher.publish(own.get(watcher, []), load, blocks)
 
     def _take_blocks(self) -> Blocks | None:
         changes = self.scheduler.kv_cache.pool.take_changes()

@@ -48,7 +48,7 @@ class VirtualConnection(EngineConnection):
         self.turn = frontend.random.random() - 1
         self._request = engine_pb2.SessionRequest
         self._timeline, self._engine, self._frontend = timeline, engine, frontend
-        self._reported_s, self._is_due = float("-inf"), False
+        self._reported_s, self.is_due = float("-inf"), False
         self.reconnected()
         engine.watchers.append(self)
 
@@ -70,12 +70,12 @@ class VirtualConnection(EngineConnection):
             self._frontend.hear(self._life(), len(outputs), blocks, self._take, outputs, load_now, blocks)
         if outputs:
             self._reported_s = self._timeline.now_s
-        elif not self._is_due:  # WatchLoad of a session without requests
-            self._is_due = True
+        elif not self.is_due:  # WatchLoad of a session without requests
+            self.is_due = True
             self._timeline.at(max(self._timeline.now_s, self._reported_s + _LOAD_INTERVAL_S), self._report_load)
 
     def _report_load(self) -> None:
-        self._is_due, self._reported_s = False, self._timeline.now_s
+        self.is_due, self._reported_s = False, self._timeline.now_s
         if self._engine.is_up and not self.carried:
             self._frontend.hear(self._life(), 0, None, self._take_idle, load_message(self._engine.load))
 
