@@ -243,6 +243,8 @@ def in_the_simulation(setup: Setup, settings: EngineSettings) -> dict[str, Any]:
     engine = VirtualEngine(timeline, setup, 0, settings)
 
     class Watcher:
+        is_due = False
+
         def publish(self, outputs: list[SequenceOutput], load: Any, blocks: Any) -> None:
             cached.update({one.request_id: one.usage[2] for one in outputs if one.usage is not None})
             ends.append(timeline.now_s)
