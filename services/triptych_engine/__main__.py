@@ -17,6 +17,11 @@ def run(settings: EngineSettings) -> None:
 
     async def serve(stop: asyncio.Event) -> None:
         set_torch_environment()
+        if settings.node_rank:
+            from triptych_engine.assembly import new_node
+
+            await (await asyncio.to_thread(new_node, settings)).serve(stop)
+            return
         with startup_objects_frozen():
             from triptych_engine.service import EngineService  # only once the flags are valid: it imports much
 

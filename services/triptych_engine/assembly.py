@@ -13,9 +13,13 @@ from triptych.errors import StartupError
 from triptych.v1 import common_pb2
 from triptych_common.host.garbage import startup_objects_frozen
 from triptych_common.host.memory import private_memory
-from triptych_common.model.pooling import PoolingModel
+from triptych_common.model import store as model_store
+from triptych_common.model.pooling import PoolingModel, served_model
 
+from triptych_engine.executor.link import NodeKey
 from triptych_engine.executor.multiproc import MultiprocExecutor
+from triptych_engine.executor.node import Node
+from triptych_engine.executor.nodes import NodeHello, Nodes
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
 from triptych_engine.executor.simulated import SimulatedEngine, SimulatedExecutor
 from triptych_engine.executor.worker import WorkerConfig, executor_of_worker
@@ -53,14 +57,45 @@ def new_executor(
         log.warning("this engine is simulated: it computes nothing, and answers with made-up words")
         return SimulatedExecutor(SimulatedEngine.read(settings.simulate), path, model.vocab_size, settings)
     if settings.distributed_executor_backend == "mp" or settings.tensor_parallel_size > 1:
+        nodes = _nodes(settings, model, host_memory)
         make = partial(executor_of_worker, settings, model, path, pooling, private_memory(), host_memory)
         descriptors = () if host_memory is None else (host_memory.descriptor,)
         worker = WorkerConfig(make, descriptors=descriptors, log_level=settings.log_level, log_format=settings.log_format)
-        return MultiprocExecutor(worker, settings.execute_model_timeout_s, on_worker_lost, settings.tensor_parallel_size)
+        return MultiprocExecutor(worker, settings.execute_model_timeout_s, on_worker_lost, settings.tensor_parallel_size, nodes)
     with startup_objects_frozen():  # these import torch, which this process does not need if a worker computes
         from triptych_engine.executor.in_process import InProcessExecutor
         from triptych_engine.runner.config import runner_config
     return InProcessExecutor(runner_config(settings, model, path, pooling, host_memory))
+
+
+def _nodes(settings: EngineSettings, model: common_pb2.ModelInfo, host_memory: HostMemory | None) -> Nodes | None:
+    """The other hosts that compute the model with this one; None if the settings name none. Raises StartupError."""
+    if settings.nnodes == 1:
+        return None
+    if settings.tensor_parallel_size % settings.nnodes:
+        raise StartupError(
+            f"tensor_parallel_size ({settings.tensor_parallel_size}) must be a multiple of nnodes ({settings.nnodes})"
+        )
+    if host_memory is not None:
+        raise StartupError("kv_offloading_memory and kv_role need all ranks on one host, not nnodes")
+    key = NodeKey.read(settings.node_key_file)
+    return Nodes(settings.nnodes, settings.master_addr, settings.master_port, key, files_fingerprint(model))
+
+
+def new_node(settings: EngineSettings) -> Node:
+    """What an engine is whose node_rank is not 0. Raises StartupError."""
+    if settings.node_rank >= settings.nnodes:
+        raise StartupError(f"node_rank ({settings.node_rank}) must be below nnodes ({settings.nnodes})")
+    key = NodeKey.read(settings.node_key_file)
+    path = model_store.resolve_model(settings.model, model_store.WEIGHT_PATTERNS)
+    model, _ = served_model(path, model_store.served_name(settings.model), settings.max_model_len, settings.task)
+    hello = NodeHello(settings.node_rank, settings.nnodes, files_fingerprint(model), path)
+    return Node(hello, settings.master_addr, settings.master_port, key)
+
+
+def files_fingerprint(model: common_pb2.ModelInfo) -> str:
+    """The same on all hosts that have the same files of a model."""
+    return f"{model.fingerprint} {model.weights_fingerprint}"
 
 
 def new_host_memory(settings: EngineSettings, pooling: PoolingModel | None = None) -> HostMemory | None:

@@ -140,7 +140,9 @@ class EngineCore:
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """End the loop after the current step; live requests are aborted."""
-        self._steps.is_stopping = True  # a restart may take longer than there is time
+        self._steps.is_stopping = True
+        if self._steps.is_restarting:  # which may take longer than there is time: other hosts are waited for as long as it takes
+            self._executor.close()
         self._commands.put(self._stop)
         if self._loop is not None:
             wait([self._loop], timeout_s)

@@ -37,6 +37,7 @@ from triptych_engine.assembly import (
     schedules_ahead,
 )
 from triptych_engine.core import EngineCore, new_device_thread
+from triptych_engine.executor.multiproc import MultiprocExecutor
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
 from triptych_engine.kv_events.batches import KVEventBatches
 from triptych_engine.kv_offload.host_tier import HostTier
@@ -306,7 +307,16 @@ class EngineService:
 
     async def _load(self, executor: Executor, stop: asyncio.Event, *, has_constraints: bool) -> ExecutorInfo | None:
         """Load the model on the device thread. Returns None if the service has to stop."""
-        loaded = await asyncio.wrap_future(self._device_thread.submit(executor.load))
+        loading = asyncio.wrap_future(self._device_thread.submit(executor.load))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not loading.done() and isinstance(executor, MultiprocExecutor):  # it may wait for other hosts
+            await asyncio.to_thread(executor.close)
+            with contextlib.suppress(StartupError):
+                await loading
+            return None
+        loaded = await loading
         if has_constraints and not stop.is_set():
             # Before requests come: llguidance keeps the GIL for 0.3 s (49,152 tokens), in which no step could begin.
             compiling = asyncio.wrap_future(warm_up(executor.compile_constraint))

@@ -91,6 +91,24 @@ class EngineSettings(GrpcServiceSettings):
             "with a part of the cores, on GPUs with one each. With more than one, distributed_executor_backend is mp.",
         ),
     ] = 1
+    nnodes: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Hosts among which the ranks of tensor_parallel_size are divided equally. Each runs an engine with the "
+            "same nnodes, master_addr, master_port, node_key_file and model, and with its own node_rank. All must be in a network "
+            "that nobody else reaches: what the ranks exchange is not encrypted.",
+        ),
+    ] = 1
+    node_rank: Annotated[
+        int, Field(ge=0, description="Number of this host. Node 0 serves requests; the others only compute for it.")
+    ] = 0
+    master_addr: Annotated[str, Field(description="Address by which all nodes reach node 0.")] = "127.0.0.1"
+    master_port: Annotated[Port, Field(description="Port at which node 0 listens for the other nodes.")] = 29501
+    node_key_file: Annotated[
+        Path | None,
+        Field(description="File with a secret of the nodes, 32 bytes or more. Who has it can run code on all of them."),
+    ] = None
     execute_model_timeout_s: Annotated[
         float, Field(gt=0, description="With mp, longest step, in seconds. A process that takes longer is replaced.")
     ] = 300.0

@@ -36,11 +36,16 @@ class Channel:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         with self._lock:
             self._socket.settimeout(timeout_s)
-            if len(data) <= _SMALL:
-                self._socket.sendall(_LENGTH.pack(len(data)) + data)
-            else:
-                self._socket.sendall(_LENGTH.pack(len(data)))
-                self._socket.sendall(data)
+            try:
+                if len(data) <= _SMALL:
+                    self._socket.sendall(_LENGTH.pack(len(data)) + data)
+                else:
+                    self._socket.sendall(_LENGTH.pack(len(data)))
+                    self._socket.sendall(data)
+            except TimeoutError as error:
+                if _is_own(error):
+                    raise
+                raise ConnectionAbortedError(*error.args) from error
 
     def receive(self, timeout_s: float | None = None) -> Any:
         """Wait for a message. With a timeout, no other thread may use the channel.
@@ -53,9 +58,9 @@ class Channel:
             self._socket.settimeout(timeout_s)
             header = self._read(_LENGTH.size)
             data = self._read(*_LENGTH.unpack(header))
-        except TimeoutError:
-            raise
         except OSError as error:
+            if isinstance(error, TimeoutError) and _is_own(error):
+                raise
             raise EOFError from error
         return pickle.loads(data)  # noqa: S301 - from a process of this engine
 
@@ -78,3 +83,8 @@ class Channel:
         with contextlib.suppress(OSError):  # it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+def _is_own(error: TimeoutError) -> bool:
+    """Whether the time was up that this end had set. Otherwise the other host is gone, which is ETIMEDOUT, a TimeoutError as well."""
+    return error.errno is None

@@ -19,6 +19,7 @@ from typing import Any
 from triptych.errors import ServiceUnavailableError, StartupError
 from triptych_common.constraints.spec import ConstraintSpec
 
+from triptych_engine.executor.nodes import Nodes
 from triptych_engine.executor.protocol import ExecutorInfo, WorkerLostError
 from triptych_engine.executor.worker import Resource, WorkerConfig
 from triptych_engine.executor.worker_group import WorkerGroup
@@ -47,6 +48,7 @@ class MultiprocExecutor:
         step_timeout_s: a worker that takes longer for a step hangs; it is ended.
         on_lost: called on another thread when the worker has ended by itself.
         num_workers: ranks that compute the model together. Each has a process.
+        nodes: other hosts that have some of them; None if all are on this one.
     """
 
     def __init__(
@@ -55,9 +57,10 @@ class MultiprocExecutor:
         step_timeout_s: float = 300.0,
         on_lost: Callable[[], None] = lambda: None,
         num_workers: int = 1,
+        nodes: Nodes | None = None,
     ) -> None:
         self._step_timeout_s, self._on_lost, self._is_asynchronous = step_timeout_s, on_lost, config.is_asynchronous
-        self._configs = [config] * num_workers
+        self._configs, self._nodes = [config] * num_workers, nodes
         self._workers: WorkerGroup | None = None
         self._lock = threading.RLock()
         #: The worker has its model. Otherwise what is asked waits for it.
@@ -143,13 +146,18 @@ class MultiprocExecutor:
     def close(self) -> None:
         self._is_closed = True
         self._end()
+        if self._nodes is not None:
+            self._nodes.close()
         for number in list(self._asked):
             self._answered(number, "", ServiceUnavailableError("the engine is stopping", retry_after_s=5.0))
 
     def _start(self) -> WorkerGroup:
         if self._is_closed:
             raise WorkerLostError("the engine is stopping")
-        self._workers = WorkerGroup(self._configs, self._answered, self._on_lost)
+        self._workers = WorkerGroup(self._configs, self._answered, self._on_lost, self._nodes)
+        if self._is_closed:  # while it was started, for which other nodes may have been waited for
+            self._end()
+            raise WorkerLostError("the engine is stopping")
         return self._workers
 
     def _end(self) -> None:

@@ -1,6 +1,7 @@
 """The process of a `MultiprocExecutor`: an executor behind two channels.
 
-`python -m triptych_engine.executor.worker STEPS PREPARATIONS`, with the file descriptors of the two sockets, which are inherited.
+`python -m triptych_engine.executor.worker STEPS PREPARATIONS`, with the file descriptors of the two sockets, which are inherited,
+or `... HOST PORT TOKEN KEY_FILE` on another host than the engine's, to which it connects (`executor.nodes`).
 It ends when the engine's process has ended, however that ended, unless its interpreter lock is held by something that hangs.
 
 The first message on STEPS is a `WorkerConfig`. Then come calls, (name, arguments...), each answered by an `Answer`. `launch` is
@@ -35,6 +36,8 @@ from triptych_common.model.pooling import PoolingModel
 from triptych_common.telemetry.logs import LogFormat, configure_logging
 
 from triptych_engine.executor.channel import Channel
+from triptych_engine.executor.link import NodeKey, dial
+from triptych_engine.executor.nodes import WorkerHello
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
 from triptych_engine.kv_offload.host_memory import HostMemory
 from triptych_engine.runner.place import ALONE, Place
@@ -99,6 +102,8 @@ def executor_of_worker(
     config = runner_config(settings, model, path, pooling, host_memory)
     if settings.memory_limit is not None:  # otherwise it is what is available, which is without that process
         config = replace(config, reserved_bytes=config.reserved_bytes + engine_bytes)
+    if place.model_path is not None:
+        config = replace(config, model_path=place.model_path)
     if place.size > 1:
         config = share_of_resources(replace(config, place=place))
     return InProcessExecutor(config, verdicts=verdicts)
@@ -234,15 +239,27 @@ def portable(error: BaseException) -> BaseException:
     return copy
 
 
-def main(steps: int, preparations: int) -> None:
-    """Serve an engine over two inherited sockets, given by their file descriptors."""
+def main(*arguments: str) -> None:
+    """Serve an engine; for the arguments see above."""
     # Ctrl-C reaches all processes of a terminal; the engine's process decides when this one ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL)
     set_torch_environment()
-    Worker(Channel(socket.socket(fileno=steps)), Channel(socket.socket(fileno=preparations))).run()
+    Worker(*(_inherited(*arguments) if len(arguments) == 2 else _dialled(*arguments))).run()
+
+
+def _inherited(*descriptors: str) -> list[Channel]:
+    return [Channel(socket.socket(fileno=int(descriptor))) for descriptor in descriptors]
+
+
+def _dialled(host: str, port: str, token: str, key_file: str) -> list[Channel]:
+    channels, key = [], NodeKey.read(Path(key_file))
+    for is_steps in (True, False):
+        channels.append(dial(host, int(port), key))
+        channels[-1].send(WorkerHello(token, is_steps))
+    return channels
 
 
 if __name__ == "__main__":
@@ -250,4 +267,4 @@ if __name__ == "__main__":
     from triptych_engine.executor import worker
 
     with contextlib.suppress(EOFError):  # the engine ended before it said what to do
-        worker.main(*map(int, sys.argv[1:]))
+        worker.main(*sys.argv[1:])

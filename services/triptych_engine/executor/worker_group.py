@@ -16,9 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from triptych_engine.executor.nodes import Nodes, RemoteProcess
 from triptych_engine.executor.protocol import WorkerLostError
 from triptych_engine.executor.worker import Resource, WorkerConfig
-from triptych_engine.executor.worker_process import DUMP_S, WorkerProcess
+from triptych_engine.executor.worker_process import DUMP_S, LocalProcess, Process, WorkerProcess
 from triptych_engine.runner.place import Place
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,10 @@ class WorkerGroup:
         configs: of each rank.
         on_prepared: called on another thread with each answer about preparations: number, digest, error.
         on_lost: called on another thread when one has ended by itself.
+        nodes: other hosts that compute an equal part of the ranks each; None if all are on this one.
+
+    Raises:
+        WorkerLostError: one could not be started.
     """
 
     def __init__(
@@ -42,30 +47,48 @@ class WorkerGroup:
         configs: Sequence[WorkerConfig],
         on_prepared: Callable[[int, str, Exception | None], None],
         on_lost: Callable[[], None],
+        nodes: Nodes | None = None,
     ) -> None:
         #: Why they have ended; empty while they run.
         self.loss = ""
         self._on_prepared, self._on_lost, self._lock = on_prepared, on_lost, threading.Lock()
         self._prepared: dict[int, list[tuple[str, Exception | None]]] = defaultdict(list)
         self._folder, self._workers = "", list[WorkerProcess]()
-        self._start(configs)
+        self._start(configs, nodes)
 
-    def _start(self, configs: Sequence[WorkerConfig]) -> None:
-        shared_memory = -1
-        if len(configs) > 1:
+    def _start(self, configs: Sequence[WorkerConfig], nodes: Nodes | None) -> None:
+        shared_memory, rendezvous = -1, ""
+        if nodes is not None:
+            nodes.wait()
+            rendezvous = nodes.rendezvous()
+        elif len(configs) > 1:
             self._folder = tempfile.mkdtemp(prefix="triptych-ranks-")
+            rendezvous = str(Path(self._folder, "rendezvous"))
             if hasattr(os, "memfd_create"):
                 shared_memory = os.memfd_create("triptych-ranks")
+        place = Place(0, len(configs), rendezvous, shared_memory, 1 if nodes is None else nodes.num_nodes)
+        remote: list[RemoteProcess] = []
         try:
-            for rank, config in enumerate(configs):
-                place = Place(rank, len(configs), str(Path(self._folder, "rendezvous")), shared_memory)
-                self._workers.append(WorkerProcess(replace(config, place=place), self._one_prepared, self._one_lost))
+            if nodes is not None:
+                remote += [nodes.start(rank // place.local_size) for rank in range(place.local_size, place.size)]
+            for rank, config in enumerate(configs[: place.local_size]):
+                config = replace(config, place=replace(place, rank=rank))
+                self._add(config, LocalProcess(config))
+            for rank, process in enumerate(remote, place.local_size):
+                process.connect()
+                there = replace(place, rank=rank, model_path=process.model_path)
+                self._add(replace(configs[rank], place=there), process)
         except BaseException:
+            for process in remote:
+                process.kill()
             self.end()
             raise
         finally:
             if shared_memory >= 0:
                 os.close(shared_memory)  # the ranks have it
+
+    def _add(self, config: WorkerConfig, process: Process) -> None:
+        self._workers.append(WorkerProcess(config, process, self._one_prepared, self._one_lost))
 
     @property
     def pids(self) -> list[int]:

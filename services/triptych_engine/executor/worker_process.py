@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from triptych_engine.executor.channel import Channel
 from triptych_engine.executor.protocol import WorkerLostError
@@ -23,38 +23,95 @@ log = logging.getLogger(__name__)
 DUMP_S, _END_S = 1.0, 5.0
 
 
-class WorkerProcess:
-    """Starts a process of `triptych_engine.executor.worker`. It ends with this process, at the latest.
+class Process(Protocol):
+    """A process of `triptych_engine.executor.worker`, and the two channels to it."""
+
+    pid: int
+    steps: Channel
+    preparations: Channel
+
+    def wait(self, timeout_s: float | None = None) -> str:
+        """How it has ended, in words. Raises subprocess.TimeoutExpired if it still runs."""
+        ...
+
+    def kill(self) -> None:
+        """End it, in the middle of whatever it does."""
+        ...
+
+    def dump_stacks(self) -> None:
+        """Let it write the stacks of its threads to the log, which takes up to DUMP_S."""
+        ...
+
+
+class LocalProcess:
+    """Starts the process on this host. It ends with this process, at the latest.
 
     Args:
         config: what it begins with.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.steps, steps = Channel.pair()
+        self.preparations, preparations = Channel.pair()
+        with steps, preparations:
+            descriptors = (steps.fileno(), preparations.fileno())
+            shared = () if config.place.shared_memory < 0 else (config.place.shared_memory,)
+            self._process = start_worker(*map(str, descriptors), descriptors=(*descriptors, *shared, *config.descriptors))
+        self.pid = self._process.pid
+
+    def wait(self, timeout_s: float | None = None) -> str:
+        return f"{how_ended(self._process.wait(timeout_s))}; its output is above"
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def dump_stacks(self) -> None:
+        self._process.send_signal(DUMP_SIGNAL)
+
+
+def start_worker(*arguments: str, descriptors: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+    """Start a process of `triptych_engine.executor.worker` that inherits these descriptors."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "triptych_engine.executor.worker", *arguments],
+        stdin=subprocess.DEVNULL,
+        pass_fds=descriptors,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+
+
+def how_ended(status: int) -> str:
+    """The exit status of a process in words."""
+    return f"ended with exit status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
+
+
+class WorkerProcess:
+    """Gives a process its configuration, and calls it.
+
+    Args:
+        config: what it begins with.
+        process: was just started.
         on_prepared: called on another thread with each answer about preparations: number, digest, error.
         on_lost: called on another thread when the process has ended by itself, with the reason.
     """
 
     def __init__(
-        self, config: WorkerConfig, on_prepared: Callable[[int, str, Exception | None], None], on_lost: Callable[[str], None]
+        self,
+        config: WorkerConfig,
+        process: Process,
+        on_prepared: Callable[[int, str, Exception | None], None],
+        on_lost: Callable[[str], None],
     ) -> None:
-        self._on_prepared, self._on_lost = on_prepared, on_lost
+        self._process, self._on_prepared, self._on_lost = process, on_prepared, on_lost
         self._rank = f"rank {config.place.rank}, " if config.place.size > 1 else ""
         #: Why it has ended; empty while it runs.
         self.loss = ""
         #: Call -> answer that came before it was waited for: that of a step which is in flight when something else is asked.
         self._answers: dict[tuple[Any, ...], Answer] = {}
-        self._steps, steps = Channel.pair()
-        self._preparations, preparations = Channel.pair()
-        with steps, preparations:
-            descriptors = (steps.fileno(), preparations.fileno())
-            shared = () if config.place.shared_memory < 0 else (config.place.shared_memory,)
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "triptych_engine.executor.worker", *map(str, descriptors)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(*descriptors, *shared, *config.descriptors),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            )
-        self.pid = self._process.pid
+        self._steps, self._preparations, self.pid = process.steps, process.preparations, process.pid
         self._questions: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
-        self._steps.send(config)
+        with contextlib.suppress(OSError):  # it has ended already, which the next call notices
+            self._steps.send(config)
         threading.Thread(target=self._receive, name="preparations", daemon=True).start()
         threading.Thread(target=self._ask, name="questions", daemon=True).start()
 
@@ -111,8 +168,8 @@ class WorkerProcess:
         self._preparations.close()
         self._wait()
 
-    def _wait(self) -> int:
-        """The exit status of a process that is about to end. It is killed if it does not."""
+    def _wait(self) -> str:
+        """How a process has ended that is about to end. It is killed if it does not."""
         try:
             return self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -146,9 +203,7 @@ class WorkerProcess:
     def _lost(self) -> WorkerLostError:
         """The error for a process that has closed its channels."""
         if not self.loss:
-            status = self._wait()
-            how = f"ended with exit status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
-            self.loss = f"{self.label} {how}; its output is above"
+            self.loss = f"{self.label} {self._wait()}"
         return WorkerLostError(self.loss)
 
     def _hangs(self, name: str, timeout_s: float | None) -> WorkerLostError:
@@ -162,10 +217,9 @@ class WorkerProcess:
 
     def dump_stacks(self) -> None:
         """Let it write the stacks of its threads to the log, which takes up to DUMP_S."""
-        self._process.send_signal(DUMP_SIGNAL)
+        self._process.dump_stacks()
 
     def kill(self, why: str) -> None:
         """End the process at once. Who waits for its answer gets a WorkerLostError."""
         self.loss = self.loss or why
         self._process.kill()
-        self._process.wait()

@@ -74,16 +74,15 @@ def share_of_resources(config: RunnerConfig) -> RunnerConfig:
         raise StartupError("lora_dir: adapters are not supported with tensor_parallel_size")
     if config.pooling is not None and config.pooling.is_bidirectional:
         raise StartupError("tensor_parallel_size: models whose tokens attend to all others are computed by one rank")
-    size = config.place.size
     if config.kv_cache_bytes is not None:
-        config = replace(config, kv_cache_bytes=config.kv_cache_bytes // size)
+        config = replace(config, kv_cache_bytes=config.kv_cache_bytes // config.place.size)
+    size = config.place.local_size
     if config.device.type != "cpu":
         first = config.device.index or 0
         if torch.cuda.device_count() < first + size:
-            raise StartupError(
-                f"tensor_parallel_size {size} needs the GPUs {first} to {first + size - 1}; there are {torch.cuda.device_count()}"
-            )
-        return replace(config, device=torch.device("cuda", first + config.place.rank))
+            gpus = f"the GPUs {first} to {first + size - 1}; this host has {torch.cuda.device_count()}"
+            raise StartupError(f"tensor_parallel_size {config.place.size} needs {gpus}")
+        return replace(config, device=torch.device("cuda", first + config.place.local_rank))
     num_threads = max(1, (config.num_threads or num_usable_cores()) // size)
     torch.set_num_threads(num_threads)
     return replace(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime
 import functools
+import ipaddress
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+import psutil
 import torch
 from torch import distributed
 
@@ -51,11 +54,9 @@ class RankGroup:
         #: None if tensors go through sockets, or from GPU to GPU.
         self.memory: HostMemory | None = None
         self._is_host = device.type == "cpu"
-        if sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # other hosts cannot connect
         distributed.init_process_group(
             "gloo" if self._is_host else "cpu:gloo,cuda:nccl",
-            store=distributed.FileStore(place.rendezvous, place.size),
+            store=_store(place),
             rank=place.rank,
             world_size=place.size,
             timeout=_TIMEOUT,
@@ -114,6 +115,29 @@ class RankGroup:
         if any(one is None for one in answers):
             return None  # type: ignore[return-value]
         return min(answers) if isinstance(answer, (int, float)) else answer  # also of bool
+
+
+def _store(place: Place) -> distributed.Store:
+    """Where the ranks tell each other their addresses. Also chooses the network on which they have them."""
+    if place.num_nodes == 1:
+        if sys.platform == "linux":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # other hosts cannot connect
+        return distributed.FileStore(place.rendezvous, place.size)
+    host, _, port = place.rendezvous.rpartition(":")
+    if (interface := _interface_to(host, int(port))) is not None:
+        for library in ("GLOO", "NCCL"):  # what they choose by themselves may be an address that other hosts do not reach
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
+    return distributed.TCPStore(host, int(port), place.size, is_master=place.rank == 0, timeout=_TIMEOUT)
+
+
+def _interface_to(host: str, port: int) -> str | None:
+    """The network interface by which this host reaches another one, or itself."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.connect(address)  # sends nothing
+        own = sock.getsockname()[0]
+    found = (name for name, some in psutil.net_if_addrs().items() if any(one.address.split("%")[0] == own for one in some))
+    return next(found, "lo" if ipaddress.ip_address(own).is_loopback else None)  # lo has 127.0.0.2 without naming it
 
 
 class AgreedVerdicts(Verdicts):
