@@ -8,7 +8,7 @@ import importlib
 import logging
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from prometheus_client import Metric
@@ -308,8 +308,9 @@ class EngineService:
     async def _load(self, executor: Executor, stop: asyncio.Event, *, has_constraints: bool) -> ExecutorInfo | None:
         """Load the model on the device thread. Returns None if the service has to stop."""
         loading = asyncio.wrap_future(self._device_thread.submit(executor.load))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping = asyncio.ensure_future(stop.wait())
+        waiting: list[asyncio.Future[Any]] = [loading, stopping]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not loading.done() and isinstance(executor, MultiprocExecutor):  # it may wait for other hosts
             await asyncio.to_thread(executor.close)

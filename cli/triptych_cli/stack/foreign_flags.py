@@ -53,6 +53,7 @@ def _note(why: str, *, takes_value: bool = True) -> ForeignFlag:
     return ForeignFlag(why=why, takes_value=takes_value, is_noted=True)
 
 
+_OTHER_NODES = "node 0 is the one that serves; on each other host run `triptych engine --node-rank N` with the same nodes and model"
 _DTYPES = {"half": "float16", "float": "float32"}
 _LEVELS = {"trace": "DEBUG", "debug": "DEBUG", "info": "INFO", "warning": "WARNING", "error": "ERROR", "critical": "ERROR"}
 _NO_CHECKPOINT = (
@@ -128,6 +129,11 @@ FOREIGN_FLAGS: dict[str, ForeignFlag] = {
     # vLLM: parallelism
     "--tensor-parallel-size": _to("engine.tensor-parallel-size"),
     "--pipeline-parallel-size": _no(_PARALLEL, "1"),
+    "--nnodes": _to("engine.nnodes"),
+    "--master-addr": _to("engine.master-addr"),
+    "--master-port": _to("engine.master-port"),
+    "--node-rank": _no(_OTHER_NODES, "0"),
+    "--headless": _no(_OTHER_NODES, takes_value=False),
     "--data-parallel-size": _to("engines"),
     "--enable-expert-parallel": _no(_PARALLEL, takes_value=False),
     "--distributed-executor-backend": _to(

@@ -8,6 +8,7 @@ envFrom:
 {{- with include "triptych.env" . | trim }}
 env: {{- . | nindent 2 }}
 {{- end }}
+{{- if not .it.component }}
 ports:
   {{- /* A name may stand once in a pod. */}}
   {{- if $isGateway }}
@@ -34,6 +35,7 @@ lifecycle:
 # A sidecar: it starts before the gateway, and is ended when the gateway has ended.
 restartPolicy: Always
 {{- end }}
+{{- end }}
 resources: {{- include "triptych.resources" .it | nindent 2 }}
 securityContext: {{- include "triptych.containerSecurity" . | nindent 2 }}
 volumeMounts: {{- include "triptych.volumeMounts" . | nindent 2 }}
@@ -56,6 +58,9 @@ volumeMounts: {{- include "triptych.volumeMounts" . | nindent 2 }}
 # As llm-d's endpoint picker names the pod.
 - name: TRIPTYCH_ENGINE_KV_EVENTS_TOPIC
   value: {{ printf "kv@$(POD_IP):%v@%s" (include "triptych.ports" "gateway" | fromJson).main .it.entry.servedModelName | quote }}
+{{- end }}
+{{- if include "triptych.hasNodes" .it }}
+{{ include "triptych.nodeEnv" . }}
 {{- end }}
 {{- with .it.config.env }}
 {{ toYaml . }}

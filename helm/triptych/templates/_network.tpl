@@ -17,6 +17,14 @@ podSelector:
   matchLabels: {{- include "triptych.selectorLabels" (list (index . 0) (dict "role" (index . 1) "model" (index . 2))) | nindent 4 }}
 {{- end }}
 
+{{/* Between the pods of an engine's groups: the ranks choose their ports themselves. Argument: list $ engine "from" or "to". */}}
+{{- define "triptych.nodeRules" -}}
+- {{ index . 2 }}:
+    {{- range $role := list "engine" "engine-node" }}
+    - {{ include "triptych.peer" (list (index $ 0) $role (index $ 1).model) | nindent 6 | trim }}
+    {{- end }}
+{{- end }}
+
 {{/* Argument: list $ component. An empty list of peers lets everybody in. The kubelet's probes are always let in. */}}
 {{- define "triptych.ingressRules" -}}
 {{- $root := index . 0 }}{{ $it := index . 1 }}{{ $policy := $root.Values.networkPolicy }}
@@ -47,6 +55,9 @@ podSelector:
   from: {{- toYaml $policy.kvEventsFrom | nindent 4 }}
 {{- end }}
 {{- end }}
+{{- if include "triptych.hasNodes" $it }}
+{{ include "triptych.nodeRules" (list $root $it "from") }}
+{{- end }}
 {{- with $policy.metricsFrom }}
 - ports: {{ toJson $metrics }}
   from: {{- toYaml . | nindent 4 }}
@@ -61,6 +72,9 @@ podSelector:
 - ports: [{port: {{ (include "triptych.ports" $callee | fromJson).main }}}]
   to:
     - {{ include "triptych.peer" (list $root $callee $it.model) | nindent 6 | trim }}
+{{- end }}
+{{- if include "triptych.hasNodes" $it }}
+{{ include "triptych.nodeRules" (list $root $it "to") }}
 {{- end }}
 {{- if include "triptych.watches" (list $root $it.role) }}
 # The API server.

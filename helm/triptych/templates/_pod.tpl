@@ -1,12 +1,18 @@
-{{/* Deployment of a component, and the ConfigMaps with the settings of its services. Argument: dict with root ($) and it. */}}
-{{- define "triptych.deployment" -}}
-{{- $it := .it }}{{ $configs := list }}
+{{/* What runs the pods of a component, and the ConfigMaps with the settings of its services. Argument: dict with root ($) and it. */}}
+{{- define "triptych.workload" -}}
+{{- $configs := list }}
 {{- range include "triptych.services" .it | fromJsonArray }}
 {{- $configs = append $configs (include "triptych.config" (dict "root" $.root "it" .)) }}
 {{- end }}
 {{- $config := join "\n---\n" $configs -}}
 {{ $config }}
 ---
+{{ include (include "triptych.hasNodes" .it | empty | ternary "triptych.deployment" "triptych.leaderWorkerSet") (merge (dict "config" $config) .) }}
+{{- end }}
+
+{{/* Argument of this and what follows: dict with root, it and config, the text of the ConfigMaps. */}}
+{{- define "triptych.deployment" -}}
+{{- $it := .it -}}
 apiVersion: apps/v1
 kind: Deployment
 metadata:
@@ -25,16 +31,19 @@ spec:
   progressDeadlineSeconds: {{ add $seconds 300 }}
   selector:
     matchLabels: {{- include "triptych.selectorLabels" (list .root $it) | nindent 6 }}
-  template:
-    metadata:
-      labels:
-        {{- include "triptych.selectorLabels" (list .root $it) | nindent 8 }}
-        {{- if $it.model }}{{ with include "triptych.claimLabel" (list .root $it.entry) }}{{ . | nindent 8 }}{{ end }}{{ end }}
-        {{- with $it.config.podLabels }}{{ toYaml . | nindent 8 }}{{ end }}
-      annotations:
-        checksum/settings: {{ $config | sha256sum }}
-        {{- with $it.config.annotations }}{{ toYaml . | nindent 8 }}{{ end }}
-    spec: {{- include "triptych.pod" . | nindent 6 }}
+  template: {{- include "triptych.podTemplate" . | nindent 4 }}
+{{- end }}
+
+{{- define "triptych.podTemplate" -}}
+metadata:
+  labels:
+    {{- include "triptych.selectorLabels" (list .root .it) | nindent 4 }}
+    {{- if .it.model }}{{ with include "triptych.claimLabel" (list .root .it.entry) }}{{ . | nindent 4 }}{{ end }}{{ end }}
+    {{- with .it.config.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
+  annotations:
+    checksum/settings: {{ .config | sha256sum }}
+    {{- with .it.config.annotations }}{{ toYaml . | nindent 4 }}{{ end }}
+spec: {{- include "triptych.pod" . | nindent 2 }}
 {{- end }}
 
 {{- define "triptych.pod" -}}

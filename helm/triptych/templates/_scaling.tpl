@@ -1,11 +1,27 @@
 {{/*
-Replicas of a Deployment. Where KEDA scales it, an upgrade leaves the number as it is: a number from the values would undo KEDA's, and
+Replicas of a component. Where KEDA scales it, an upgrade leaves the number as it is: a number from the values would undo KEDA's, and
 no number at all would become 1 when KEDA is turned on. Argument: as for triptych.deployment.
 */}}
 {{- define "triptych.replicas" -}}
 {{- $live := dict }}
-{{- if .root.Values.keda.enabled }}{{ $live = lookup "apps/v1" "Deployment" .root.Release.Namespace .it.name }}{{ end }}
+{{- if .root.Values.keda.enabled }}
+{{- $target := include "triptych.scaleTarget" .it | fromYaml }}
+{{- $live = lookup $target.apiVersion $target.kind .root.Release.Namespace $target.name }}
+{{- end }}
 {{- $live | empty | ternary .it.config.replicas (dig "spec" "replicas" .it.config.replicas $live) | int }}
+{{- end }}
+
+{{/* What has the replicas of a component. Argument: the component. */}}
+{{- define "triptych.scaleTarget" -}}
+{{- if include "triptych.hasNodes" . -}}
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+name: {{ include "triptych.groupName" . }}
+{{- else -}}
+apiVersion: apps/v1
+kind: Deployment
+name: {{ .name }}
+{{- end }}
 {{- end }}
 
 {{/* Whether a model of this release may have no engine, so that the gateway must take requests while no frontend is ready. */}}

@@ -31,6 +31,9 @@
 {{- with include "triptych.targets" (list $root "encoder" $it.model) }}{{ $_ := set $set "encoder_addresses" . }}{{ end }}
 {{- end }}
 {{- if eq $it.role "frontend" }}{{ $_ := set $set "engine_addresses" (include "triptych.targets" (list $root "engine" $it.model)) }}{{ end }}
+{{- if include "triptych.hasNodes" $it }}
+{{- $_ := set $set "node_key_file" (printf "/etc/triptych/node-key/%s" $it.config.nodeKeySecret.key) }}
+{{- end }}
 {{- if include "triptych.publishes" (dict "root" $root "it" $it) }}
 {{- $kv := $root.Values.inferenceGateway.kvEvents }}
 {{- $_ := set $set "kv_events" (printf "tcp://*:%v" $kv.port) }}{{ $_ := set $set "kv_events_replay" (printf "tcp://*:%v" $kv.replayPort) }}

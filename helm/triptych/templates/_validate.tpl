@@ -85,6 +85,15 @@
 {{- if gt (int .minReplicas) (int .maxReplicas) }}
 {{- fail (printf "\n%s: scaling.minReplicas is %v, more than maxReplicas, %v" $path .minReplicas .maxReplicas) }}{{ end }}
 {{- end }}
+{{- if include "triptych.hasNodes" . }}
+{{- if not .config.nodeKeySecret.name }}
+{{- fail (printf "\n%s: nodes is %v, and nodeKeySecret.name is empty; name the Secret with the key that the pods of a group share" $path .config.nodes) }}{{ end }}
+{{- $ranks := .config.settings.tensor_parallel_size | default 1 }}
+{{- if mod (int $ranks) (int .config.nodes) }}
+{{- fail (printf "\n%s: settings.tensor_parallel_size is %v; it must be a multiple of nodes, %v" $path $ranks .config.nodes) }}{{ end }}
+{{- if .companions }}
+{{- fail (printf "\n%s: nodes is %v, and inferenceGateway.enabled is true; pods with all services have one engine each" $path .config.nodes) }}{{ end }}
+{{- end }}
 {{- range $setting, $_ := .config.secretSettings }}
 {{- if hasKey ($.config.settings | default dict) $setting }}
 {{- fail (printf "\n%s: %s is both in settings and in secretSettings; leave one out" $path $setting) }}{{ end }}

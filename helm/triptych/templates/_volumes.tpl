@@ -13,6 +13,9 @@
 {{- if (.it.config.apiKeysSecret | default dict).name }}
 - {name: api-keys, mountPath: /etc/triptych/api-keys, readOnly: true}
 {{- end }}
+{{- if (.it.config.nodeKeySecret | default dict).name }}
+- {name: node-key, mountPath: /etc/triptych/node-key, readOnly: true}
+{{- end }}
 {{- with .it.config.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -34,6 +37,9 @@
 {{- end }}
 {{- with .config.apiKeysSecret }}{{ if .name }}
 - {name: api-keys, secret: {secretName: {{ .name | quote }}, defaultMode: 0440}}
+{{- end }}{{ end }}
+{{- with .config.nodeKeySecret }}{{ if .name }}
+- {name: node-key, secret: {secretName: {{ .name | quote }}, defaultMode: 0440}}
 {{- end }}{{ end }}
 {{- with .config.extraVolumes }}
 {{ toYaml . }}

@@ -86,5 +86,5 @@ class Channel:
 
 
 def _is_own(error: TimeoutError) -> bool:
-    """Whether the time was up that this end had set. Otherwise the other host is gone, which is ETIMEDOUT, a TimeoutError as well."""
+    """Whether the time was up that this end had set. Otherwise the other host is gone: ETIMEDOUT is a TimeoutError, too."""
     return error.errno is None

@@ -17,6 +17,7 @@ SOURCES = {
     "PrometheusRule": "Prometheus operator: example/prometheus-operator-crd",
     "HTTPRoute": "Gateway API: config/crd/standard",
     "InferencePool": "Gateway API Inference Extension: config/crd/bases",
+    "LeaderWorkerSet": "LeaderWorkerSet: config/crd/bases",
 }
 
 

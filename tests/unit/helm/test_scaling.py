@@ -61,7 +61,7 @@ def test_engines_and_encoders_by_their_queues(rendered: Any) -> None:
     scaled = of_kind(objects, "ScaledObject")
     assert set(scaled) == {GATEWAY, FRONTEND, ENCODER, ENGINE}
     spec = scaled[ENGINE]["spec"]
-    assert spec["scaleTargetRef"] == {"name": ENGINE}
+    assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": ENGINE}
     assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (1, 9)
     waiting, cache = spec["triggers"]
     assert waiting["metadata"]["query"] == f'sum(triptych_engine_waiting_requests{{namespace="ai",service="{ENGINE}"}})'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
 
@@ -91,3 +92,25 @@ def test_a_closed_channel_is_at_its_end(ends: tuple[Channel, Channel]):
     ends[0].close()
     with pytest.raises(EOFError):
         ends[0].receive()
+
+
+def test_a_host_that_does_not_answer_any_more_is_gone(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch):
+    """The system's time was up, not the caller's."""
+
+    class Gone:
+        def settimeout(self, timeout_s: float | None) -> None: ...
+
+        def recv_into(self, view: memoryview) -> int:
+            raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+        def sendall(self, data: bytes) -> None:
+            raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    with pytest.raises(TimeoutError):
+        ends[0].receive(0.01)
+    monkeypatch.setattr(ends[1], "_socket", Gone())
+    with pytest.raises(EOFError):
+        ends[1].receive(10)
+    with pytest.raises(ConnectionAbortedError):
+        ends[1].send("lost", 10)
+    monkeypatch.undo()
