@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from filelock import Timeout
 from triptych.errors import StartupError
 from triptych.v1 import common_pb2
 from triptych_common.host.garbage import startup_objects_frozen
@@ -132,8 +131,6 @@ def new_disk_tier(settings: EngineSettings, layout: str, tier: HostTier) -> Disk
         return None
     try:
         return DiskTier(settings.kv_offloading_dir, settings.kv_offloading_dir_size, layout, tier)
-    except Timeout as error:
-        raise StartupError(f"kv_offloading_dir: another engine uses {settings.kv_offloading_dir}; give each its own") from error
     except OSError as error:
         raise StartupError(f"kv_offloading_dir: {settings.kv_offloading_dir}: {error.strerror}") from error
 

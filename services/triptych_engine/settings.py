@@ -201,8 +201,8 @@ class EngineSettings(GrpcServiceSettings):
     kv_offloading_dir: Annotated[
         Path | None,
         Field(
-            description="Directory for prefixes that do not fit into kv_offloading_memory either, for this engine alone. They are "
-            "still there after a restart. Whoever can read it can learn what was asked."
+            description="Directory for prefixes that do not fit into kv_offloading_memory either. They are still there after a "
+            "restart. Each engine that is given it has a part of its own. Whoever can read it can learn what was asked."
         ),
     ] = None
     kv_offloading_dir_size: Annotated[
@@ -210,8 +210,8 @@ class EngineSettings(GrpcServiceSettings):
         BeforeValidator(parse_bytes),
         Field(
             gt=0,
-            description="Most bytes in kv_offloading_dir, e.g. 100G. Blocks of other models or settings, which an engine left "
-            "there before, do not count.",
+            description="Most bytes of this engine in kv_offloading_dir, e.g. 100G. Blocks of other models or settings, which an "
+            "engine left there before, do not count.",
         ),
     ] = 16 << 30
     kv_role: Annotated[

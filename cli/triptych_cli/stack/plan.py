@@ -122,12 +122,12 @@ def _gpu_of(number: int, options: ServeOptions, given: ServiceArgs) -> dict[str,
     is_set = any(getattr(engine, name, None) is not None for name in ("kv_cache_memory", "memory_utilization"))
     if options.engines == 1 or not num_gpus or is_set or getattr(engine, "device", "") != "auto":
         return {}
-    num_places = max(
-        1, num_gpus // getattr(engine, "tensor_parallel_size", 1)
-    )  # an engine's ranks have GPUs that follow each other
+    # An engine's ranks on this host have GPUs that follow each other.
+    num_ranks = max(1, getattr(engine, "tensor_parallel_size", 1) // getattr(engine, "nnodes", 1))
+    num_places = max(1, num_gpus // num_ranks)
     place = number % num_places
     num_sharing = len(range(place, options.engines, num_places))
-    first = place * getattr(engine, "tensor_parallel_size", 1)
+    first = place * num_ranks
     return {"--device": f"cuda:{first}", "--memory-utilization": round(GPU_UTILIZATION / num_sharing, 3)}
 
 

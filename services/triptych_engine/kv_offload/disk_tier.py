@@ -8,6 +8,7 @@ found out when it is read, and removed.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import queue
@@ -17,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from triptych_engine.kv_offload.host_tier import HostTier
 
@@ -28,24 +29,23 @@ _MAX_WAITING_BYTES = 256 << 20
 
 
 class DiskTier:
-    """Files of blocks in one directory, which no other process may use. All methods may be called on any thread.
+    """Files of blocks in a directory. All methods may be called on any thread.
 
     Args:
-        directory: has one directory for each layout.
-        max_bytes: most bytes of the files of this layout.
+        directory: has one directory for each layout, and further ones for engines that use the same layout at the same time.
+        max_bytes: most bytes of the files of this engine.
         layout: what the bytes of a block depend on, in hexadecimal digits.
         tier: where blocks come from and go to.
 
     Raises:
         OSError: the directory cannot be used.
-        filelock.Timeout: another engine uses it.
     """
 
     def __init__(self, directory: Path, max_bytes: int, layout: str, tier: HostTier) -> None:
-        self._directory, self._max_bytes, self._tier = directory / layout[:32], max_bytes, tier
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._used = FileLock(directory / f"{self._directory.name}.lock", timeout=0)
-        self._used.acquire()
+        self._max_bytes, self._tier = max_bytes, tier
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory, self._used = _own_part(directory, layout[:32])
+        self._directory.mkdir(mode=0o700, exist_ok=True)
         self._file_bytes = _DIGEST_BYTES + sum(tier.block_bytes)
         self._lock = threading.Lock()
         #: Least recently used first.
@@ -200,3 +200,14 @@ class DiskTier:
             with contextlib.suppress(ValueError):
                 self._paths[bytes.fromhex(path.name)] = path
         self._keep_to_size()
+
+
+def _own_part(directory: Path, layout: str) -> tuple[Path, FileLock]:
+    """The first part of a directory that no other engine uses, and what keeps others from it."""
+    for number in itertools.count(1):
+        part = directory / (layout if number == 1 else f"{layout}-{number}")
+        lock = FileLock(part.with_name(f"{part.name}.lock"), timeout=0)
+        with contextlib.suppress(Timeout):
+            lock.acquire()
+            return part, lock
+    raise AssertionError

@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from filelock import Timeout
 from support.builders.engine import a_host_tier
 from triptych_engine.kv_offload.disk_tier import DiskTier
 from triptych_engine.kv_offload.host_tier import HostTier
@@ -195,9 +194,15 @@ def test_what_was_cleared_while_it_was_written_does_not_come_back(tmp_path: Path
     disk.close()
 
 
-def test_two_engines_do_not_use_the_same_directory(tmp_path: Path):
-    disk = a_disk(tmp_path, a_host_tier(4, _SIZE))
-    with pytest.raises(Timeout):
-        a_disk(tmp_path, a_host_tier(4, _SIZE))
-    disk.close()
-    a_disk(tmp_path, a_host_tier(4, _SIZE)).close()
+def test_engines_with_the_same_directory_have_parts_of_their_own(tmp_path: Path):
+    tiers = [a_host_tier(4, _SIZE) for _ in range(2)]
+    first, second = (a_disk(tmp_path, tier) for tier in tiers)
+    put(tiers[0], *range(6))
+    put(tiers[1], *range(1, 7))
+    first.close()
+    second.close()
+    assert len([one for one in tmp_path.iterdir() if one.is_dir()]) == 2
+    # The next one to start has what one of them has left.
+    again = a_disk(tmp_path, a_host_tier(4, _SIZE))
+    assert again.num_blocks == first.num_blocks == second.num_blocks == 2
+    again.close()
