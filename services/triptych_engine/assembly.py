@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import secrets
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from triptych_common.host.memory import private_memory
 from triptych_common.model import store as model_store
 from triptych_common.model.pooling import PoolingModel, served_model
 
-from triptych_engine.executor.link import NodeKey
+from triptych_engine.executor.link import read_secret
 from triptych_engine.executor.multiproc import MultiprocExecutor
 from triptych_engine.executor.node import Node
 from triptych_engine.executor.nodes import NodeHello, Nodes
@@ -51,12 +52,12 @@ def new_executor(
         host_memory: where blocks are that were evicted from the KV cache; None if they are dropped.
     """
     if settings.simulate is not None:
-        if pooling is not None:
-            raise StartupError("simulate needs a model that generates text")
+        if pooling is not None or settings.nnodes > 1:
+            raise StartupError("simulate needs a model that generates text, and no nnodes")
         log.warning("this engine is simulated: it computes nothing, and answers with made-up words")
         return SimulatedExecutor(SimulatedEngine.read(settings.simulate), path, model.vocab_size, settings)
+    nodes = _nodes(settings, model, host_memory)
     if settings.distributed_executor_backend == "mp" or settings.tensor_parallel_size > 1:
-        nodes = _nodes(settings, model, host_memory)
         make = partial(executor_of_worker, settings, model, path, pooling, private_memory(), host_memory)
         descriptors = () if host_memory is None else (host_memory.descriptor,)
         worker = WorkerConfig(make, descriptors=descriptors, log_level=settings.log_level, log_format=settings.log_format)
@@ -77,19 +78,18 @@ def _nodes(settings: EngineSettings, model: common_pb2.ModelInfo, host_memory: H
         )
     if host_memory is not None:
         raise StartupError("kv_offloading_memory and kv_role need all ranks on one host, not nnodes")
-    key = NodeKey.read(settings.node_key_file)
-    return Nodes(settings.nnodes, settings.master_addr, settings.master_port, key, files_fingerprint(model))
+    return Nodes(settings.nnodes, settings.master_port, read_secret(settings.node_key_file), files_fingerprint(model))
 
 
 def new_node(settings: EngineSettings) -> Node:
     """What an engine is whose node_rank is not 0. Raises StartupError."""
     if settings.node_rank >= settings.nnodes:
         raise StartupError(f"node_rank ({settings.node_rank}) must be below nnodes ({settings.nnodes})")
-    key = NodeKey.read(settings.node_key_file)
+    secret = read_secret(settings.node_key_file)
     path = model_store.resolve_model(settings.model, model_store.WEIGHT_PATTERNS)
     model, _ = served_model(path, model_store.served_name(settings.model), settings.max_model_len, settings.task)
-    hello = NodeHello(settings.node_rank, settings.nnodes, files_fingerprint(model), path)
-    return Node(hello, settings.master_addr, settings.master_port, key)
+    hello = NodeHello(settings.node_rank, settings.nnodes, secrets.token_hex(16), files_fingerprint(model), path)
+    return Node(hello, settings.master_addr, settings.master_port, secret)
 
 
 def files_fingerprint(model: common_pb2.ModelInfo) -> str:

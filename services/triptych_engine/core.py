@@ -81,7 +81,7 @@ class EngineCore:
         self._steps = Steps(scheduler, executor, self._progress, self._publish, on_restart, 1 if async_scheduling else 0)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
-        self._asleep = False
+        self._asleep = self._is_waking = False
         self.load = load_of(scheduler, self._progress, self._arrivals)
         self._device_thread = device_thread or new_device_thread()
         self._loop: Future[None] | None = None
@@ -141,7 +141,9 @@ class EngineCore:
     def stop(self, timeout_s: float = 30.0) -> None:
         """End the loop after the current step; live requests are aborted."""
         self._steps.is_stopping = True
-        if self._steps.is_restarting:  # which may take longer than there is time: other hosts are waited for as long as it takes
+        if (
+            self._steps.is_restarting or self._is_waking
+        ):  # which may take longer than there is time: other hosts are waited for as long as it takes
             self._executor.close()
         self._commands.put(self._stop)
         if self._loop is not None:
@@ -266,7 +268,11 @@ class EngineCore:
 
     def _wake_up(self) -> None:
         if self._asleep:
-            self._executor.restore()
+            self._is_waking = True
+            try:
+                self._executor.restore()
+            finally:
+                self._is_waking = False
             self._asleep = False
 
     def _stop(self) -> None:

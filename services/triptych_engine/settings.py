@@ -96,14 +96,14 @@ class EngineSettings(GrpcServiceSettings):
         Field(
             ge=1,
             description="Hosts among which the ranks of tensor_parallel_size are divided equally. Each runs an engine with the "
-            "same nnodes, master_addr, master_port, node_key_file and model, and with its own node_rank. All must be in a network "
-            "that nobody else reaches: what the ranks exchange is not encrypted.",
+            "same nnodes, master_port, node_key_file and model, and with its own node_rank. All must be in a network that nobody "
+            "else reaches: what the ranks exchange is not encrypted.",
         ),
     ] = 1
     node_rank: Annotated[
         int, Field(ge=0, description="Number of this host. Node 0 serves requests; the others only compute for it.")
     ] = 0
-    master_addr: Annotated[str, Field(description="Address by which all nodes reach node 0.")] = "127.0.0.1"
+    master_addr: Annotated[str, Field(description="Address by which the other nodes reach node 0.")] = "127.0.0.1"
     master_port: Annotated[Port, Field(description="Port at which node 0 listens for the other nodes.")] = 29501
     node_key_file: Annotated[
         Path | None,

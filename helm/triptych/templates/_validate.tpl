@@ -16,6 +16,8 @@
 {{- define "triptych.validate" }}
 {{- range include "triptych.components" . | fromJsonArray }}
 {{- range include "triptych.services" . | fromJsonArray }}{{ include "triptych.validateComponent" . }}{{ end }}
+{{- if and (include "triptych.hasNodes" .) (include "triptych.oneNode" (list $ .entry)) }}
+{{- fail (printf "\nengine of model %q: nodes is %v, and the model's claim keeps all pods on one node; give storage.pvc.accessModes ReadWriteMany" .model .config.nodes) }}{{ end }}
 {{- end }}
 {{- with .Values.tls.existingSecrets }}{{ range $role := list "gateway" "frontend" "encoder" "engine" }}
 {{- if not (index $.Values.tls.existingSecrets $role) }}

@@ -28,6 +28,8 @@ from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 log = logging.getLogger(__name__)
 #: Pause between two looks whether a worker is still there, in seconds.
 _LOOK_S = 0.2
+#: How often a model is loaded at most on several hosts, if one is lost meanwhile.
+_LOAD_ATTEMPTS = 3
 
 
 @dataclass(eq=False)
@@ -79,10 +81,7 @@ class MultiprocExecutor:
         return [] if self._workers is None else self._workers.pids
 
     def load(self) -> ExecutorInfo:
-        try:
-            loaded: list[tuple[ExecutorInfo, bytes]] = self._start().call("load")
-        except WorkerLostError as error:
-            raise StartupError(f"the model cannot be loaded: {error}") from error
+        loaded = self._load_all(1 if self._nodes is None else _LOAD_ATTEMPTS)
         # A later worker need not find out the same again.
         info = loaded[0][0]
         known = zip(self._configs, loaded, strict=True)
@@ -92,6 +91,19 @@ class MultiprocExecutor:
         self._is_asynchronous, self._may_ask = info.is_asynchronous, True
         block_bytes = tuple(size for one, _ in loaded for size in one.block_bytes)
         return replace(info, is_asynchronous=True, block_bytes=block_bytes)
+
+    def _load_all(self, attempts: int) -> list[tuple[ExecutorInfo, bytes]]:
+        """Load the model in all workers. One on another host may be lost for reasons of that host, and come back."""
+        for left in reversed(range(attempts)):
+            try:
+                loaded: list[tuple[ExecutorInfo, bytes]] = self._start().call("load")
+            except WorkerLostError as error:
+                if not left or self._is_closed:
+                    raise StartupError(f"the model cannot be loaded: {error}") from error
+                log.error("%s; the model is loaded again", error)
+            else:
+                return loaded
+        raise AssertionError
 
     def launch(self, scheduled: SchedulerOutput) -> None:
         released = [self._released.popleft() for _ in range(len(self._released))]

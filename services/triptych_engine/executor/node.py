@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from triptych.errors import StartupError
 
 from triptych_engine.executor.channel import Channel
-from triptych_engine.executor.link import TIMEOUT_S, NodeKey, dial
+from triptych_engine.executor.link import TIMEOUT_S, dial
 from triptych_engine.executor.nodes import NodeHello
 from triptych_engine.executor.worker import DUMP_SIGNAL
 from triptych_engine.executor.worker_process import how_ended, start_worker
 
 log = logging.getLogger(__name__)
-#: Pause before the next attempt to reach node 0, in seconds.
-_PAUSE_S = 1.0
+#: Pause before the next attempt to reach node 0, and one that refuses this node's key, in seconds.
+_PAUSE_S, _REFUSED_PAUSE_S = 1.0, 10.0
 
 
 @dataclass
@@ -29,15 +29,17 @@ class Node:
 
     Attributes:
         host, port: where node 0 listens.
+        secret: see `executor.link`.
     """
 
     hello: NodeHello
     host: str
     port: int
-    key: NodeKey
+    secret: bytes
     _workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _is_over: threading.Event = field(default_factory=threading.Event)
     _channel: Channel | None = None
+    _said: str = ""
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set. Raises StartupError when node 0 refuses this node."""
@@ -49,16 +51,14 @@ class Node:
 
     def run(self) -> None:
         """Serve until `stop`. Raises StartupError when node 0 refuses this node."""
-        why = ""
         while not self._is_over.is_set():
             try:
-                self._channel = dial(self.host, self.port, self.key)
+                self._channel = dial(self.host, self.port, self.secret)
             except OSError as error:
-                if why != (why := str(error)):
-                    log.info("node 0 at %s:%d is away: %s", self.host, self.port, why)
-                self._is_over.wait(_PAUSE_S)
+                is_refused = isinstance(error, PermissionError)
+                self._say(logging.ERROR if is_refused else logging.INFO, f"node 0 at {self.host}:{self.port} is away: {error}")
+                self._is_over.wait(_REFUSED_PAUSE_S if is_refused else _PAUSE_S)
                 continue
-            why = ""
             try:
                 if not self._is_over.is_set():  # otherwise `stop` may have come before the channel
                     with contextlib.suppress(OSError, EOFError):
@@ -66,8 +66,7 @@ class Node:
             finally:
                 self._channel.close()
                 self._end_all()
-            if not self._is_over.wait(_PAUSE_S):
-                log.warning("node 0 is gone; its workers here were ended")
+            self._is_over.wait(_PAUSE_S)
 
     def stop(self) -> None:
         """End `run`, and all workers."""
@@ -75,20 +74,39 @@ class Node:
         if self._channel is not None:
             self._channel.close()
 
+    def _say(self, level: int, message: str) -> None:
+        """Log a message that is not the same as the one before."""
+        if message != self._said:
+            log.log(level, message)
+        self._said = message
+
     def _serve(self, channel: Channel) -> None:
         channel.send(self.hello, TIMEOUT_S)
-        if why := channel.receive(TIMEOUT_S):
+        why, is_final = channel.receive(TIMEOUT_S)
+        if is_final:
             raise StartupError(f"node 0 refuses this node: {why}")
-        log.info("node %d of %d is ready for %s:%d", self.hello.node_rank, self.hello.num_nodes, self.host, self.port)
-        while True:
-            what, token = channel.receive()
-            if what == "start":
-                self._start(channel, token)
-            elif (worker := self._workers.get(token)) is not None:
-                worker.send_signal(signal.SIGKILL if what == "kill" else DUMP_SIGNAL)
+        if why:
+            self._say(logging.ERROR, f"node 0 refuses this node now: {why}")
+            return
+        self._say(logging.INFO, f"node {self.hello.node_rank} of {self.hello.num_nodes} is ready for {self.host}:{self.port}")
+        try:
+            while True:
+                what, token = channel.receive()
+                if what == "start":
+                    self._start(channel, token)
+                elif (worker := self._workers.get(token)) is not None:
+                    worker.send_signal(signal.SIGKILL if what == "kill" else DUMP_SIGNAL)
+        finally:
+            if not self._is_over.is_set():
+                self._say(logging.WARNING, "node 0 is gone; its workers here are ended")
 
     def _start(self, channel: Channel, token: str) -> None:
-        worker = start_worker(self.host, str(self.port), token, str(self.key.file))
+        try:
+            worker = start_worker(self.host, str(self.port), token, secret=self.secret)
+        except OSError as error:
+            log.error("a worker cannot be started: %s", error)
+            channel.send(("ended", token, f"could not be started: {error.strerror}"))
+            return
         self._workers[token] = worker
         channel.send(("started", token, worker.pid))
         threading.Thread(target=self._until_ended, args=(channel, token, worker), name="worker", daemon=True).start()

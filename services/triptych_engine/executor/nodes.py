@@ -12,6 +12,7 @@ import secrets
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from pathlib import Path
 from triptych.errors import StartupError
 
 from triptych_engine.executor.channel import Channel
-from triptych_engine.executor.link import TIMEOUT_S, NodeKey, answer
+from triptych_engine.executor.link import TIMEOUT_S, answer
 from triptych_engine.executor.protocol import WorkerLostError
 
 log = logging.getLogger(__name__)
@@ -27,14 +28,18 @@ log = logging.getLogger(__name__)
 _START_S, _KILL_S = 60.0, 5.0
 #: Time between two messages about nodes that are waited for, in seconds.
 _REMIND_S = 30.0
+#: Connections at once of which it is not known yet whose they are; further ones wait. Pause when none can be taken, in seconds.
+_MAX_UNPROVEN, _ACCEPT_PAUSE_S = 64, 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class NodeHello:
-    """A node's first message. The answer is why it is refused; empty if it is not."""
+    """A node's first message. The answer is (why it is refused, whether it will be at each attempt); ("", False) if it is not."""
 
     node_rank: int
     num_nodes: int
+    #: The same at each attempt of this node.
+    instance: str
     #: Of the model's files, which must be the same on all nodes.
     fingerprint: str
     #: Where they are on that host.
@@ -114,7 +119,7 @@ class _Node:
 
     def order(self, what: str, token: str) -> None:
         with contextlib.suppress(OSError):  # it is lost, which its thread notices
-            self.channel.send((what, token), TIMEOUT_S)
+            self.channel.send((what, token))
 
 
 class Nodes:
@@ -122,17 +127,19 @@ class Nodes:
 
     Args:
         num_nodes: with this one.
-        host: by which the others reach this one.
-        port: where to listen for them, on all addresses.
+        port: where to listen for the others, on all addresses.
+        secret: see `executor.link`.
         fingerprint: of the model's files.
 
     Raises:
         StartupError: the port cannot be had.
     """
 
-    def __init__(self, num_nodes: int, host: str, port: int, key: NodeKey, fingerprint: str) -> None:
-        self.num_nodes, self._host, self._key, self._fingerprint = num_nodes, host, key, fingerprint
+    def __init__(self, num_nodes: int, port: int, secret: bytes, fingerprint: str) -> None:
+        self.num_nodes, self._secret, self._fingerprint = num_nodes, secret, fingerprint
         self._nodes: dict[int, _Node] = {}
+        self._host = ""
+        self._unproven = threading.Semaphore(_MAX_UNPROVEN)
         self._changed, self._is_closed = threading.Condition(), False
         try:
             self._listener = _listen(port)
@@ -151,7 +158,7 @@ class Nodes:
                 self._changed.wait(_REMIND_S)
 
     def rendezvous(self) -> str:
-        """Where the ranks of a group can find each other: HOST:PORT, with a port of this host that is free now."""
+        """Where the ranks can find each other: HOST:PORT, by which a node has reached this host, and a port that is free now."""
         with _listen(0) as free:
             return f"{self._host}:{free.getsockname()[1]}"
 
@@ -180,19 +187,31 @@ class Nodes:
 
     def _accept(self) -> None:
         while True:
+            self._unproven.acquire()
+            sock: socket.socket | None = None
             try:
                 sock, address = self._listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._serve, args=(sock, address[0].removeprefix("::ffff:")), name="node", daemon=True).start()
+                threading.Thread(target=self._serve, args=(sock, _plain(address[0])), name="node", daemon=True).start()
+            except (OSError, RuntimeError) as error:  # perhaps this process has no descriptor or thread left
+                self._unproven.release()
+                if sock is not None:
+                    sock.close()
+                if self._is_closed:
+                    return
+                log.warning("a connection to the port for nodes could not be taken: %s", error)
+                time.sleep(_ACCEPT_PAUSE_S)
 
     def _serve(self, sock: socket.socket, address: str) -> None:
         try:
-            channel = answer(sock, self._key)
+            host = _plain(sock.getsockname()[0])
+            channel = answer(sock, self._secret)
             hello: NodeHello | WorkerHello = channel.receive(TIMEOUT_S)
         except (OSError, EOFError) as error:
-            log.warning("a connection from %s to the port for nodes was refused: %s", address, error or "it ended")
+            log.warning("a connection from %s to the port for nodes was refused: %s", address, str(error) or "it ended")
+            sock.close()
             return
+        finally:
+            self._unproven.release()
         if isinstance(hello, WorkerHello):
             with self._changed:
                 found = [node.processes[hello.token] for node in self._nodes.values() if hello.token in node.processes]
@@ -203,44 +222,74 @@ class Nodes:
         elif why := self._why_refused(hello):
             log.error("the node at %s is refused: %s", address, why)
             with contextlib.suppress(OSError):
-                channel.send(why)
+                channel.send((why, True))
             channel.close()
         else:
-            self._keep(_Node(hello, channel), address)
+            self._keep(_Node(hello, channel), address, host)
 
     def _why_refused(self, hello: NodeHello) -> str:
+        if not 1 <= hello.node_rank < self.num_nodes:
+            return f"node_rank is {hello.node_rank}, and the others are 1 to {self.num_nodes - 1}"
         if hello.num_nodes != self.num_nodes:
             return f"nnodes is {hello.num_nodes} there and {self.num_nodes} at node 0"
         if hello.fingerprint != self._fingerprint:
             return f"the model there, {hello.model_path}, is another one than that of node 0"
         return ""
 
-    def _keep(self, node: _Node, address: str) -> None:
-        """Listen to a node until it is gone."""
+    def _keep(self, node: _Node, address: str, host: str) -> None:
+        """Listen to a node until it is gone.
+
+        Args:
+            address: of the node.
+            host: address of this host, by which the node has reached it.
+        """
         rank = node.hello.node_rank
-        with contextlib.suppress(OSError):
-            node.channel.send("", TIMEOUT_S)
+        try:
+            if self._takes(node, host):
+                log.info("node %d is here, from %s", rank, address)
+                self._listen_to(node)
+        finally:
+            with self._changed:
+                is_known = self._nodes.get(rank) is node
+                if is_known:
+                    del self._nodes[rank]
+            if is_known and not self._is_closed:
+                log.warning("node %d is gone", rank)
+            for process in list(node.processes.values()):
+                process.ended(f"is lost: node {rank} is gone")
+            node.channel.close()
+
+    def _takes(self, node: _Node, host: str) -> bool:
+        """Whether this node has its rank from now on. One that has the rank already keeps it, unless it is this one."""
+        rank = node.hello.node_rank
         with self._changed:
-            before, self._nodes[rank] = self._nodes.get(rank), node
+            before = self._nodes.get(rank)
+            is_taken = before is not None and before.hello.instance != node.hello.instance
+            why = "the engine is stopping" if self._is_closed else f"there is a node {rank} already" if is_taken else ""
+            with contextlib.suppress(OSError):
+                node.channel.send((why, False))
+            if why:
+                return False
+            self._nodes[rank], self._host = node, host
             self._changed.notify_all()
         if before is not None:  # it came again before its end was noticed
             before.channel.close()
-        log.info("node %d is here, from %s", rank, address)
+        return True
+
+    def _listen_to(self, node: _Node) -> None:
         with contextlib.suppress(EOFError):
             while True:
                 what, token, value = node.channel.receive()
                 if what == "started":
                     node.processes[token].arrived("pid", value)
                 else:
-                    node.processes.pop(token).ended(f"{value}; its output is in the log of node {rank}")
-        with self._changed:
-            if self._nodes.get(rank) is node:
-                del self._nodes[rank]
-            if not self._is_closed:
-                log.warning("node %d is gone", rank)
-        for process in list(node.processes.values()):
-            process.ended(f"is lost: node {rank} is gone")
-        node.channel.close()
+                    how = f"{value}; its output is in the log of node {node.hello.node_rank}"
+                    node.processes.pop(token).ended(how)
+
+
+def _plain(address: str) -> str:
+    """An address of IPv4 as such."""
+    return address.removeprefix("::ffff:")
 
 
 def _listen(port: int) -> socket.socket:

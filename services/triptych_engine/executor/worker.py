@@ -1,7 +1,7 @@
 """The process of a `MultiprocExecutor`: an executor behind two channels.
 
 `python -m triptych_engine.executor.worker STEPS PREPARATIONS`, with the file descriptors of the two sockets, which are inherited,
-or `... HOST PORT TOKEN KEY_FILE` on another host than the engine's, to which it connects (`executor.nodes`).
+or `... HOST PORT TOKEN` on another host than the engine's, to which it connects (`executor.nodes`). Standard input has the secret.
 It ends when the engine's process has ended, however that ended, unless its interpreter lock is held by something that hangs.
 
 The first message on STEPS is a `WorkerConfig`. Then come calls, (name, arguments...), each answered by an `Answer`. `launch` is
@@ -36,7 +36,7 @@ from triptych_common.model.pooling import PoolingModel
 from triptych_common.telemetry.logs import LogFormat, configure_logging
 
 from triptych_engine.executor.channel import Channel
-from triptych_engine.executor.link import NodeKey, dial
+from triptych_engine.executor.link import dial
 from triptych_engine.executor.nodes import WorkerHello
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
 from triptych_engine.kv_offload.host_memory import HostMemory
@@ -254,10 +254,10 @@ def _inherited(*descriptors: str) -> list[Channel]:
     return [Channel(socket.socket(fileno=int(descriptor))) for descriptor in descriptors]
 
 
-def _dialled(host: str, port: str, token: str, key_file: str) -> list[Channel]:
-    channels, key = [], NodeKey.read(Path(key_file))
+def _dialled(host: str, port: str, token: str) -> list[Channel]:
+    channels, secret = [], sys.stdin.buffer.read()
     for is_steps in (True, False):
-        channels.append(dial(host, int(port), key))
+        channels.append(dial(host, int(port), secret))
         channels[-1].send(WorkerHello(token, is_steps))
     return channels
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,8 @@ class WorkerGroup:
         remote: list[RemoteProcess] = []
         try:
             if nodes is not None:
-                remote += [nodes.start(rank // place.local_size) for rank in range(place.local_size, place.size)]
+                for rank in range(place.local_size, place.size):  # one by one: if one fails, those before it are ended
+                    remote.append(nodes.start(rank // place.local_size))
             for rank, config in enumerate(configs[: place.local_size]):
                 config = replace(config, place=replace(place, rank=rank))
                 self._add(config, LocalProcess(config))
@@ -137,8 +139,7 @@ class WorkerGroup:
     def end(self) -> None:
         """End the processes, if they still run, in the middle of whatever they do."""
         self.loss = self.loss or "it was ended"
-        for worker in self._workers:
-            worker.end(self.loss)
+        self._each(lambda worker: worker.end(self.loss))
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _receive(self, call: tuple[Any, ...], timeout_s: float | None) -> None:
@@ -170,9 +171,13 @@ class WorkerGroup:
         """End all at once; the error for it."""
         with self._lock:
             self.loss = self.loss or why
-        for worker in self._workers:
-            worker.kill(self.loss)
+        self._each(lambda worker: worker.kill(self.loss))
         return WorkerLostError(self.loss)
+
+    def _each(self, end: Callable[[WorkerProcess], None]) -> None:
+        """End all workers at once: one on a host that hangs takes a while."""
+        with ThreadPoolExecutor(max(1, len(self._workers))) as threads:
+            list(threads.map(end, self._workers))
 
     def _one_lost(self, why: str) -> None:
         with self._lock:

@@ -70,14 +70,17 @@ class LocalProcess:
         self._process.send_signal(DUMP_SIGNAL)
 
 
-def start_worker(*arguments: str, descriptors: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
-    """Start a process of `triptych_engine.executor.worker` that inherits these descriptors."""
-    return subprocess.Popen(
+def start_worker(*arguments: str, descriptors: tuple[int, ...] = (), secret: bytes = b"") -> subprocess.Popen[bytes]:
+    """Start a process of `triptych_engine.executor.worker` that inherits these descriptors, with a secret on its standard input."""
+    process = subprocess.Popen(
         [sys.executable, "-m", "triptych_engine.executor.worker", *arguments],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         pass_fds=descriptors,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # type: ignore[union-attr]
+        stdin.write(secret)
+    return process
 
 
 def how_ended(status: int) -> str:

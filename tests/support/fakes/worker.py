@@ -119,6 +119,14 @@ class HalfRefusing(DangerousRunner):
         raise AssertionError
 
 
+class Slow(DangerousRunner):
+    """Takes a while to load."""
+
+    def load(self) -> ExecutorInfo:
+        time.sleep(2)
+        return super().load()
+
+
 class Dying(DangerousRunner):
     """Ends while it loads."""
 

@@ -14,6 +14,7 @@ from tools.helm.render import HelmError, render
 ENGINE = f"{DEFAULT_MODEL}-engine"
 GROUP = f"{ENGINE}-nodes"
 NODES = {"nodes": 2, "nodeKeySecret": {"name": "secret"}, "settings": {"tensor_parallel_size": 4}, "replicas": 3}
+STORAGE = {"pvc": {"accessModes": ["ReadWriteMany"]}}
 #: What LeaderWorkerSet puts in front of a container's own variables.
 LWS = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "group-0.group.default"}
 
@@ -29,7 +30,7 @@ def templates(objects: list[Object]) -> tuple[Object, Object]:
 
 
 def test_the_group(rendered: Any) -> None:
-    objects = rendered(engine=NODES | {"strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}})
+    objects = rendered(storage=STORAGE, engine=NODES | {"strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}})
     spec = spec_of(objects)
     assert ENGINE not in of_kind(objects, "Deployment")
     assert (spec["replicas"], spec["leaderWorkerTemplate"]["size"]) == (3, 2)
@@ -41,12 +42,12 @@ def test_the_group(rendered: Any) -> None:
 
 @pytest.mark.parametrize("version", ["1.30", "1.37"])
 def test_kubernetes_takes_the_pods(rendered: Any, version: str) -> None:
-    for template in templates(rendered(engine=NODES)):
+    for template in templates(rendered(storage=STORAGE, engine=NODES)):
         kubernetes.validate({"apiVersion": "v1", "kind": "Pod", **template}, version, strict=True)
 
 
 def test_only_the_first_pod_is_called(rendered: Any) -> None:
-    objects = rendered(engine=NODES)
+    objects = rendered(storage=STORAGE, engine=NODES)
     first, others = templates(objects)
     selector = of_kind(objects, "Service")[ENGINE]["spec"]["selector"]
     assert selector.items() <= first["metadata"]["labels"].items()
@@ -63,7 +64,7 @@ def test_only_the_first_pod_is_called(rendered: Any) -> None:
 
 
 def test_the_engine_takes_their_settings(rendered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    objects = rendered(engine=NODES)
+    objects = rendered(storage=STORAGE, engine=NODES)
     (container,) = templates(objects)[1]["spec"]["containers"]
     for name, value in of_kind(objects, "ConfigMap")[ENGINE]["data"].items():
         monkeypatch.setenv(name, value)
@@ -81,7 +82,7 @@ def test_the_engine_takes_their_settings(rendered: Any, monkeypatch: pytest.Monk
 
 
 def test_the_pods_of_a_group_reach_each_other_at_any_port(rendered: Any) -> None:
-    objects = rendered(engine=NODES, networkPolicy={"enabled": True})
+    objects = rendered(storage=STORAGE, engine=NODES, networkPolicy={"enabled": True})
     policies = of_kind(objects, "NetworkPolicy")
     peers = [{"podSelector": {"matchLabels": template["metadata"]["labels"]}} for template in templates(objects)]
     for peer in peers:
@@ -94,11 +95,15 @@ def test_the_pods_of_a_group_reach_each_other_at_any_port(rendered: Any) -> None
 
 
 def test_what_scales_and_what_is_evicted(rendered: Any) -> None:
-    objects = rendered(engine=NODES, keda={"enabled": True}, storage={"pvc": {"accessModes": ["ReadWriteMany"]}})
+    objects = rendered(storage=STORAGE, engine=NODES, keda={"enabled": True})
     target = of_kind(objects, "ScaledObject")[ENGINE]["spec"]["scaleTargetRef"]
     assert target == {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": GROUP}
-    budget = of_kind(objects, "PodDisruptionBudget")[GROUP]["spec"]["selector"]["matchLabels"]
-    assert budget.items() <= templates(objects)[1]["metadata"]["labels"].items()
+    selector = of_kind(objects, "PodDisruptionBudget")[ENGINE]["spec"]["selector"]
+    (components,) = selector["matchExpressions"]
+    for template in templates(objects):
+        labels = template["metadata"]["labels"]
+        assert selector["matchLabels"].items() <= labels.items()
+        assert labels[components["key"]] in components["values"]
 
 
 @pytest.mark.parametrize(
@@ -107,9 +112,10 @@ def test_what_scales_and_what_is_evicted(rendered: Any) -> None:
         (NODES | {"nodeKeySecret": {}}, {}, "nodes is 2, and nodeKeySecret.name is empty"),
         (NODES | {"settings": {}}, {}, "settings.tensor_parallel_size is 1; it must be a multiple of nodes, 2"),
         (NODES, {"inferenceGateway": {"enabled": True}}, "nodes is 2, and inferenceGateway.enabled is true"),
+        (NODES, {"storage": {}}, "nodes is 2, and the model's claim keeps all pods on one node"),
     ],
-    ids=["key", "ranks", "inference-gateway"],
+    ids=["key", "ranks", "inference-gateway", "claim"],
 )
 def test_what_is_refused(engine: dict[str, Any], others: dict[str, Any], why: str) -> None:
     with pytest.raises(HelmError, match=why):
-        render({"engine": engine, **others})
+        render({"engine": engine, "storage": STORAGE, **others})

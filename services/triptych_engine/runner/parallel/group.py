@@ -125,8 +125,9 @@ def _store(place: Place) -> distributed.Store:
         return distributed.FileStore(place.rendezvous, place.size)
     host, _, port = place.rendezvous.rpartition(":")
     if (interface := _interface_to(host, int(port))) is not None:
-        for library in ("GLOO", "NCCL"):  # what they choose by themselves may be an address that other hosts do not reach
-            os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
+        # What they choose by themselves may have an address that other hosts do not reach.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # otherwise eth1 is eth10, too
     return distributed.TCPStore(host, int(port), place.size, is_master=place.rank == 0, timeout=_TIMEOUT)
 
 

@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,16 +16,16 @@ import psutil
 import pytest
 from support.builders.engine import a_request
 from support.drivers.worker_engine import WAIT_S, Engine, assert_expected, some_requests
-from support.fakes.worker import CRASH, HANG, HalfRefusing, a_worker
+from support.fakes.worker import CRASH, HANG, HalfRefusing, Slow, a_worker
 from triptych.errors import StartupError, UnsupportedModelError
-from triptych_engine.executor import worker_group
+from triptych_engine.executor import link, worker_group
 from triptych_engine.executor.channel import Channel
-from triptych_engine.executor.link import NodeKey, answer, dial
+from triptych_engine.executor.link import answer, dial, read_secret
 from triptych_engine.executor.node import Node
 from triptych_engine.executor.nodes import NodeHello, Nodes
 from triptych_engine.executor.protocol import WorkerLostError
 
-KEY = NodeKey(b"a secret of at least 32 bytes, for tests", Path())
+SECRET = b"a secret of at least 32 bytes, for tests"
 RANKS, NODES = 4, 2
 
 
@@ -56,16 +56,15 @@ class Host:
 
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
-    nodes = Nodes(NODES, "127.0.0.1", 0, KEY, "these files")
+    nodes = Nodes(NODES, 0, SECRET, "these files")
     yield nodes
     nodes.close()
 
 
 @pytest.fixture
-def other(nodes: Nodes, tmp_path: Path) -> Node:
+def other(nodes: Nodes) -> Node:
     """The second node, which does not run yet."""
-    (key_file := tmp_path / "key").write_bytes(KEY.secret + b"\n")
-    return Node(NodeHello(1, NODES, "these files", Path("/there")), "127.0.0.1", nodes.port, NodeKey.read(key_file))
+    return Node(NodeHello(1, NODES, "second", "these files", Path("/there")), "127.0.0.1", nodes.port, SECRET)
 
 
 @pytest.fixture
@@ -90,8 +89,9 @@ def answers(engine: Engine) -> None:
 
 def test_all_nodes_compute_the_same(engine: Engine) -> None:
     answers(engine)
-    parents = [psutil.Process(pid).cmdline()[-1] for pid in engine.executor.pids]
-    assert [bool(re.search(r"key$", last)) for last in parents] == [False, False, True, True], "half of them have connected"
+    commands = [psutil.Process(pid).cmdline() for pid in engine.executor.pids]
+    assert ["127.0.0.1" in command for command in commands] == [False, False, True, True], "half of them have connected"
+    assert not any(SECRET.decode() in word for command in commands for word in command)
 
 
 def test_what_a_rank_of_another_node_does_ends_the_request_that_is_the_reason(
@@ -142,10 +142,7 @@ def test_an_engine_that_stops_waits_for_no_node(nodes: Nodes, caplog: pytest.Log
 def test_the_workers_of_a_node_end_when_the_engine_has(engine: Engine, host: Host) -> None:
     pids = engine.executor.pids
     engine.stop()
-    deadline = time.monotonic() + WAIT_S
-    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
 def test_a_model_that_a_rank_of_another_node_refuses(nodes: Nodes, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,8 +157,13 @@ def test_a_model_that_a_rank_of_another_node_refuses(nodes: Nodes, host: Host, m
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [({"fingerprint": "others"}, "the model there, /there, is another one"), ({"num_nodes": 3}, "nnodes is 3 there and 2 at")],
-    ids=["model", "nnodes"],
+    [
+        ({"fingerprint": "others"}, "the model there, /there, is another one"),
+        ({"num_nodes": 3}, "nnodes is 3 there and 2 at"),
+        ({"node_rank": 2}, "node_rank is 2, and the others are 1 to 1"),
+        ({"node_rank": 0}, "node_rank is 0, and the others are 1 to 1"),
+    ],
+    ids=["model", "nnodes", "too-high", "zero"],
 )
 def test_a_node_that_differs_is_refused(other: Node, change: dict, why: str, caplog: pytest.LogCaptureFixture) -> None:
     host = Host(replace(other, hello=replace(other.hello, **change)))
@@ -172,14 +174,14 @@ def test_a_node_that_differs_is_refused(other: Node, change: dict, why: str, cap
 
 def test_who_has_another_key_gets_nothing_through(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(PermissionError, match="another key"):
-        dial("127.0.0.1", nodes.port, NodeKey(b"another secret of at least 32 bytes", Path()))
+        dial("127.0.0.1", nodes.port, b"another secret of at least 32 bytes")
     stranger = socket.create_connection(("127.0.0.1", nodes.port))
     with stranger as sock, contextlib.suppress(ConnectionResetError):  # sends something at once, and no proof
         sock.sendall(bytes(200))
         while sock.recv(4096):
             pass
     assert caplog.text.count("was refused") == 2
-    channel = dial("127.0.0.1", nodes.port, KEY)
+    channel = dial("127.0.0.1", nodes.port, SECRET)
     channel.close()
 
 
@@ -195,15 +197,15 @@ def test_what_was_proven_to_one_end_is_no_proof_to_the_other() -> None:
 
         threading.Thread(target=mirror, daemon=True).start()
         with pytest.raises(PermissionError):
-            dial("127.0.0.1", listener.getsockname()[1], KEY)
+            dial("127.0.0.1", listener.getsockname()[1], SECRET)
 
 
 def test_a_connection_to_a_node_is_a_channel() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         accepted: list[Channel] = []
-        thread = threading.Thread(target=lambda: accepted.append(answer(listener.accept()[0], KEY)))
+        thread = threading.Thread(target=lambda: accepted.append(answer(listener.accept()[0], SECRET)))
         thread.start()
-        channel = dial("127.0.0.1", listener.getsockname()[1], KEY)
+        channel = dial("127.0.0.1", listener.getsockname()[1], SECRET)
         thread.join()
         channel.send({"large": bytes(1 << 20)})
         assert accepted[0].receive(WAIT_S) == {"large": bytes(1 << 20)}
@@ -221,12 +223,12 @@ def test_a_key_that_is_none(tmp_path: Path, key: bytes | None, why: str) -> None
     if key is not None:
         (file := tmp_path / "key").write_bytes(key)
     with pytest.raises(StartupError, match=why):
-        NodeKey.read(file)
+        read_secret(file)
 
 
 def test_a_port_that_is_taken(nodes: Nodes) -> None:
     with pytest.raises(StartupError, match=f"master_port {nodes.port}: Address already in use"):
-        Nodes(NODES, "127.0.0.1", nodes.port, KEY, "these files")
+        Nodes(NODES, nodes.port, SECRET, "these files")
 
 
 def test_a_node_that_is_gone_starts_nothing(nodes: Nodes) -> None:
@@ -238,9 +240,77 @@ def test_an_engine_that_waits_for_a_node_stops_at_once(engine: Engine, host: Hos
     caplog.set_level(logging.INFO)
     host.stop()
     engine.core.add(a_request("waits", [1, 2, 3]))
-    deadline = time.monotonic() + WAIT_S
-    while "waiting for node 1" not in caplog.text and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: "waiting for node 1" in caplog.text)
     began = time.monotonic()
     engine.stop()
     assert time.monotonic() - began < 10, "30 s is what a loop gets that does not end"
+
+
+def test_a_second_node_of_a_rank_waits_until_the_first_is_gone(
+    engine: Engine, host: Host, other: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = engine.executor.pids
+    second = Host(replace(other, hello=replace(other.hello, instance="third"), _is_over=threading.Event(), _workers={}))
+    until(lambda: "there is a node 1 already" in caplog.text)
+    answers(engine)
+    assert engine.executor.pids == before, "the first is not disturbed"
+    host.stop()
+    answers(engine)
+    assert engine.executor.pids != before
+    engine.stop()
+    second.stop()
+
+
+def test_a_node_that_is_lost_while_the_model_is_loaded_loads_it_again(nodes: Nodes, other: Node) -> None:
+    first = Host(replace(other, _is_over=threading.Event(), _workers={}))
+    executor = a_worker(Slow, num_workers=NODES, nodes=nodes)
+    loading = threading.Thread(target=executor.load)
+    loading.start()
+    until(lambda: bool(first.node._workers))
+    first.stop()
+    second = Host(other)
+    loading.join(WAIT_S)
+    assert not loading.is_alive()
+    executor.check_health()
+    executor.close()
+    second.stop()
+
+
+def test_strangers_that_say_nothing_keep_nobody_out(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(nodes, "_unproven", threading.Semaphore(4))
+    strangers = [socket.create_connection(("127.0.0.1", nodes.port)) for _ in range(12)]
+    try:
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            with contextlib.suppress(OSError):
+                dial("127.0.0.1", nodes.port, SECRET).close()
+                break
+            assert time.monotonic() < deadline
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_a_connection_that_cannot_be_taken_is_not_the_last_one(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when there is no descriptor or thread left."""
+    start, failures = threading.Thread.start, iter([True])
+
+    def fails_once(thread: threading.Thread) -> None:
+        if thread.name == "node" and next(failures, False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fails_once)
+    socket.create_connection(("127.0.0.1", nodes.port)).close()
+    until(lambda: "can't start new thread" in caplog.text)
+    dial("127.0.0.1", nodes.port, SECRET).close()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
