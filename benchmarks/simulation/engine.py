@@ -8,6 +8,7 @@ another engine is the same.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from triptych.errors import TriptychError
@@ -17,6 +18,7 @@ from triptych_common.model.blocks import block_id
 from triptych_engine.assembly import make_scheduler
 from triptych_engine.executor.protocol import ExecutorInfo
 from triptych_engine.load import Load, StepProgress, load_of
+from triptych_engine.rpc.arrival_notice import INTERVAL_S
 from triptych_engine.rpc.convert import to_requests
 from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput, StepResult
 from triptych_engine.scheduling.request import Request
@@ -43,6 +45,10 @@ class Watcher(Protocol):
 
     def publish(self, outputs: list[SequenceOutput], load: Load, blocks: Blocks | None) -> None:
         """A step has ended, with these outputs for this watcher's requests."""
+        ...
+
+    def notice(self, load: Load) -> None:
+        """Requests of others have come."""
         ...
 
 
@@ -75,6 +81,8 @@ class VirtualEngine:
         self._requests: dict[str, Request] = {}
         self._owners: dict[str, Watcher] = {}
         self._commands: list[Callable[[], list[SequenceOutput]]] = []
+        self._senders: set[Watcher] = set()
+        self._noticed_s = float("-inf")
         self._is_running = False
         self._progress, self._arrivals = StepProgress(), Arrivals(self._timeline.clock)
         self._block_sequence = 1
@@ -99,9 +107,23 @@ class VirtualEngine:
         if life != self.life or not self.is_up:
             return
         self._commands.append(lambda: self._add(watcher, message))
+        if not self._senders:
+            self._timeline.at(max(self._timeline.now_s, self._noticed_s + INTERVAL_S), self._notice, life)
+        self._senders.add(watcher)
         if not self._is_running:
             self._is_running = True
             self._timeline.after(0.0, self._begin_step, self.life)
+
+    def _notice(self, life: int) -> None:
+        """As `ArrivalNotice` does."""
+        if life != self.life or not self.is_up:
+            return
+        senders, self._senders, self._noticed_s = self._senders, set(), self._timeline.now_s
+        load, num_queued = self.load, len(self._commands)
+        load = replace(load, num_waiting=load.num_waiting + num_queued, num_recent=load.num_recent + num_queued)
+        for watcher in self.watchers:
+            if len(senders) > 1 or watcher not in senders:
+                watcher.notice(load)
 
     def _add(self, watcher: Watcher, message: engine_pb2.EngineRequest) -> list[SequenceOutput]:
         (request,) = to_requests(message, MODEL, self.scheduler.kv_cache.capacity_tokens)

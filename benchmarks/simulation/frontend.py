@@ -74,6 +74,9 @@ class VirtualConnection(EngineConnection):
             self.is_due = True
             self._timeline.at(max(self._timeline.now_s, self._reported_s + _LOAD_INTERVAL_S), self._report_load)
 
+    def notice(self, load: Load) -> None:
+        self._frontend.hear(self._life(), 1, None, self._take_load, load_message(load))
+
     def _report_load(self) -> None:
         self.is_due, self._reported_s = False, self._timeline.now_s
         if self._engine.is_up and not self.carried:

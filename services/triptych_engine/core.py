@@ -82,6 +82,8 @@ class EngineCore:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._asleep = self._is_waking = False
+        #: Requests that were queued, counted on the thread that does it, and those that the loop has taken.
+        self._num_added = self._num_taken = 0
         self.load = load_of(scheduler, self._progress, self._arrivals)
         self._device_thread = device_thread or new_device_thread()
         self._loop: Future[None] | None = None
@@ -91,6 +93,7 @@ class EngineCore:
 
     def add(self, request: Request) -> None:
         """Queue a request. A last output with a finish reason is always published, also when the request is refused."""
+        self._num_added += 1
         self._commands.put(lambda: self._add(request))
 
     def deliver(self, number: int, result: Embeddings | TriptychError) -> None:
@@ -194,10 +197,12 @@ class EngineCore:
 
     def current_load(self) -> Load:
         """The load as it is now, for those who wait for a step."""
+        num_queued = max(0, self._num_added - self._num_taken)
         return replace(
             self.load,
+            num_waiting=self.load.num_waiting + num_queued,
             step_age_s=self._progress.age_s,
-            num_recent=self._arrivals.num_recent,
+            num_recent=self._arrivals.num_recent + num_queued,
             is_restarting=self._steps.is_restarting,
         )
 
@@ -218,6 +223,7 @@ class EngineCore:
         return self._scheduler.kv_cache.pool.watch()
 
     def _add(self, request: Request) -> None:
+        self._num_taken += 1
         try:
             if self._asleep or self._stopping:
                 raise ServiceUnavailableError(f"the engine is {'asleep' if self._asleep else 'stopping'}", retry_after_s=5.0)

@@ -37,7 +37,8 @@ class Serving:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
-        self.log = ""
+        #: Hours of a busy stack are tens of megabytes: one text would be copied, and searched, for every line.
+        self._lines: list[str] = []
         self._has_ended = False
         self._grown = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
@@ -46,19 +47,33 @@ class Serving:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with self._grown:
-                self.log += line
+                self._lines.append(line)
                 self._grown.notify_all()
         with self._grown:
             self._has_ended = True
             self._grown.notify_all()
 
+    @property
+    def log(self) -> str:
+        """All of it."""
+        return "".join(self._lines)
+
     def wait_for(self, pattern: str, times: int = 1, timeout_s: float = 240) -> re.Match[str]:
-        """Wait until the pattern was written `times` times, but not longer than the process lives."""
+        """Wait until lines have the pattern `times` times in all, but not longer than the process lives."""
+        found: list[re.Match[str]] = []
+        num_searched = 0
+
+        def is_found() -> bool:
+            nonlocal num_searched
+            for line in self._lines[num_searched:]:
+                found.extend(re.finditer(pattern, line))
+            num_searched = len(self._lines)
+            return len(found) >= times
+
         with self._grown:
-            self._grown.wait_for(lambda: self._has_ended or len(re.findall(pattern, self.log)) >= times, timeout_s)
-            found = [*re.finditer(pattern, self.log)]
-            assert len(found) >= times, f"no {pattern!r} in:\n{self.log}"
-            return found[times - 1]
+            self._grown.wait_for(lambda: is_found() or self._has_ended, timeout_s)
+        assert len(found) >= times, f"no {pattern!r} in the end of:\n{self.log[-100_000:]}"
+        return found[times - 1]
 
     def wait_until_started(self) -> str:
         """Wait until the stack answers. Returns the address of the gateway."""

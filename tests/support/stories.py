@@ -117,7 +117,8 @@ async def streams(urls: Sequence[str], is_over: asyncio.Event, num_streams: int 
         try:
             while not answers.empty() or not all(one.done() for one in clients):
                 try:
-                    answer = await asyncio.wait_for(answers.get(), 0.2)
+                    async with asyncio.timeout(0.2):  # `wait_for` of Python 3.11 may lose that this task is cancelled
+                        answer = await answers.get()
                 except TimeoutError:
                     continue
                 yield answer

@@ -99,6 +99,11 @@ class Mailbox:
             self.put(0, [], load)
         self._is_silent = True
 
+    def notice(self, load: Load) -> None:
+        """Tell the stream's client the load, unless outputs are about to."""
+        if not self._pending:
+            self.put(0, [], load)
+
     def tell_model(self, load: Load) -> None:
         """Tell the stream's client the model's description again."""
         self.has_new_model = True

@@ -27,6 +27,7 @@ from triptych_common.telemetry.tracing import OFF, Tracer
 from triptych_engine.core import EngineCore
 from triptych_engine.load import Load
 from triptych_engine.media.item import TEXT_ONLY, MediaTraits
+from triptych_engine.rpc.arrival_notice import ArrivalNotice
 from triptych_engine.rpc.block_watch import BlockWatch
 from triptych_engine.rpc.convert import load_message, num_refusals, output_message, to_requests
 from triptych_engine.rpc.convert_pooling import add_usage, pooled_tensor, to_pooling_requests
@@ -37,8 +38,6 @@ from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import FinishReason, Request
 
 log = logging.getLogger(__name__)
-
-
 #: A session with live requests gets a message at least so often, in seconds.
 HEARTBEAT_S = 0.5
 
@@ -65,6 +64,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self._blocks = BlockWatch(asyncio.get_running_loop())
         self._load_changed = asyncio.Event()
         self._sessions: set[Mailbox] = set()
+        self._arrivals = ArrivalNotice(self._sessions, lambda: self._attached_core.current_load())
         self._refusal: str | None = "the engine is loading its model"  # why requests are refused; None while they are accepted
 
     def attach(
@@ -150,6 +150,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         except KeyError as error:
             raise DuplicateRequestError(f"request id {request_id!r} is in use", field="request_id", value=request_id) from error
         self.preparation.add(self._attached_core, requests, kv_source)
+        self._arrivals.came(mailbox)
 
     def _abort(self, sequence_ids: Sequence[str]) -> tuple[list[str], Future[list[str]]]:
         """End sequences. Returns the ids of those that were not in the core yet, and of those in it that were alive."""

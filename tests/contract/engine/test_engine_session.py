@@ -58,6 +58,26 @@ async def test_each_session_gets_its_own_outputs():
         assert set(second.tokens) == {"b"}
 
 
+async def test_others_hear_of_a_request_while_a_step_runs():
+    """Frontends choose by the load, and do not know of each other's requests."""
+    async with an_engine() as engine:
+        busy, idle = Session(engine.stub), Session(engine.stub)
+        await busy.open()
+        await idle.open()
+        engine.runner.gate = threading.Semaphore(0)  # no step ends
+        await busy.add(a_message("first"))
+        await until(lambda: engine.core.load.num_running + engine.core.load.num_waiting == 1)
+        await busy.add(a_message("second"), a_message("third"))
+        async with asyncio.timeout(10):
+            while True:
+                load = (await idle.read()).load
+                if load.num_running + load.num_waiting == 3:
+                    break
+        assert load.num_recent > 2
+        engine.runner.gate.release(1000)
+        await busy.until_ended("first", "second", "third")
+
+
 async def test_a_refused_request_ends_alone_on_its_session():
     async with an_engine() as engine:
         session = Session(engine.stub)
@@ -123,8 +143,9 @@ async def test_an_engine_that_refuses_ends_its_sessions_after_their_last_request
         await busy.add(a_message("r"))
         await busy.read()
         engine.servicer.refuse("the engine is draining")
-        assert (await idle.read()).going_away
         async with asyncio.timeout(10):
+            while not (await idle.read()).going_away:  # it hears of the other's request, too
+                pass
             assert await idle.call.read() is grpc.aio.EOF
         await busy.add(a_message("late"))
         engine.runner.gate.release(1000)

@@ -107,20 +107,22 @@ async def test_nothing_grows_and_nothing_is_lost(stack: tuple[Serving, str]) -> 
     async with client_at(url) as client, asyncio.TaskGroup() as tasks:
         for work in (listen(), watch(), *(leave(client, is_over) for _ in range(NUM_LEAVING))):
             tasks.create_task(work)
-        restart_s = time.monotonic() + RESTART_S / 2
-        while time.monotonic() < end_s:
-            if time.monotonic() > restart_s:
-                happened["all restarted"] += 1
-                await restart_all(server)
-                restart_s += RESTART_S
-            else:
-                kind, fault = FAULTS[happened.total() % len(FAULTS)]
-                happened[f"{kind} {fault}"] += 1
-                first, *others = processes(server, kind)
-                # The first of a kind is never killed, so that its memory is seen for long enough.
-                await disturb(server, kind, fault, others[0] if fault == "kill" else chance.choice([first, *others]))
-            await asyncio.sleep(min(PAUSE_S, max(0.0, end_s - time.monotonic())))
-        is_over.set()
+        try:
+            restart_s = time.monotonic() + RESTART_S / 2
+            while time.monotonic() < end_s:
+                if time.monotonic() > restart_s:
+                    happened["all restarted"] += 1
+                    await restart_all(server)
+                    restart_s += RESTART_S
+                else:
+                    kind, fault = FAULTS[happened.total() % len(FAULTS)]
+                    happened[f"{kind} {fault}"] += 1
+                    first, *others = processes(server, kind)
+                    # The first of a kind is never killed, so that its memory is seen for long enough.
+                    await disturb(server, kind, fault, others[0] if fault == "kill" else chance.choice([first, *others]))
+                await asyncio.sleep(min(PAUSE_S, max(0.0, end_s - time.monotonic())))
+        finally:
+            is_over.set()  # also when a fault was not survived
     assert (await asyncio.to_thread(idle_blocks, url)) == 0, "blocks that nobody gave back"
     print(f"{dict(happened)}; {dict(ends)}")
     for (kind, pid), (hours, growth) in sorted(memory.growth().items()):

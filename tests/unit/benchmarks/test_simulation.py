@@ -249,6 +249,9 @@ def in_the_simulation(setup: Setup, settings: EngineSettings) -> dict[str, Any]:
             cached.update({one.request_id: one.usage[2] for one in outputs if one.usage is not None})
             ends.append(timeline.now_s)
 
+        def notice(self, load: Any) -> None:
+            raise AssertionError("there is nobody else")
+
     watcher = Watcher()
     engine.watchers.append(watcher)
     for number, (at_s, prompt, max_tokens) in enumerate(arrivals(80)):
