@@ -218,6 +218,8 @@ def test_at_the_end_nobody_waits_for_what_was_asked() -> None:
     executor = a_worker()
     executor.load()
     os.kill(executor.pids[0], signal.SIGSTOP)
+    while psutil.Process(executor.pids[0]).status() != psutil.STATUS_STOPPED:  # on another core, it may run on for a moment
+        time.sleep(0.001)
     asked = executor.compile_constraint(ConstraintSpec("regex", "a"))
     executor.close()
     with pytest.raises(ServiceUnavailableError, match="is stopping"):
