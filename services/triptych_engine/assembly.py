@@ -78,7 +78,7 @@ def _nodes(settings: EngineSettings, model: common_pb2.ModelInfo, host_memory: H
         )
     if host_memory is not None:
         raise StartupError("kv_offloading_memory and kv_role need all ranks on one host, not nnodes")
-    return Nodes(settings.nnodes, settings.master_port, read_secret(settings.node_key_file), files_fingerprint(model))
+    return Nodes(settings.nnodes, settings.master_port, read_secret(settings.node_key_file), _files_fingerprint(model))
 
 
 def new_node(settings: EngineSettings) -> Node:
@@ -88,11 +88,11 @@ def new_node(settings: EngineSettings) -> Node:
     secret = read_secret(settings.node_key_file)
     path = model_store.resolve_model(settings.model, model_store.WEIGHT_PATTERNS)
     model, _ = served_model(path, model_store.served_name(settings.model), settings.max_model_len, settings.task)
-    hello = NodeHello(settings.node_rank, settings.nnodes, secrets.token_hex(16), files_fingerprint(model), path)
+    hello = NodeHello(settings.node_rank, settings.nnodes, secrets.token_hex(16), _files_fingerprint(model), path)
     return Node(hello, settings.master_addr, settings.master_port, secret)
 
 
-def files_fingerprint(model: common_pb2.ModelInfo) -> str:
+def _files_fingerprint(model: common_pb2.ModelInfo) -> str:
     """The same on all hosts that have the same files of a model."""
     return f"{model.fingerprint} {model.weights_fingerprint}"
 

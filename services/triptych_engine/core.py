@@ -144,9 +144,7 @@ class EngineCore:
     def stop(self, timeout_s: float = 30.0) -> None:
         """End the loop after the current step; live requests are aborted."""
         self._steps.is_stopping = True
-        if (
-            self._steps.is_restarting or self._is_waking
-        ):  # which may take longer than there is time: other hosts are waited for as long as it takes
+        if self._steps.is_restarting or self._is_waking:  # it may wait for other hosts, as long as these are away
             self._executor.close()
         self._commands.put(self._stop)
         if self._loop is not None:

@@ -51,7 +51,7 @@ def _proven(sock: socket.socket, secret: bytes, own: bytes, other: bytes) -> Cha
         deadline = time.monotonic() + TIMEOUT_S
         sock.settimeout(TIMEOUT_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        notice_loss(sock)
+        _notice_loss(sock)
         ours = secrets.token_bytes(_NONCE_BYTES)
         sock.sendall(ours)
         theirs = _read(sock, _NONCE_BYTES, deadline)
@@ -68,7 +68,7 @@ def _proven(sock: socket.socket, secret: bytes, own: bytes, other: bytes) -> Cha
     return Channel(sock)
 
 
-def notice_loss(sock: socket.socket) -> None:
+def _notice_loss(sock: socket.socket) -> None:
     """Let a connection fail when the other host is gone without a word."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5, "TCP_USER_TIMEOUT": 1000 * _GONE_S}
