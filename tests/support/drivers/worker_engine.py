@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections import defaultdict
 
+import psutil
 from triptych_engine.core import EngineCore
 from triptych_engine.executor.multiproc import MultiprocExecutor
 from triptych_engine.scheduling.output import SequenceOutput
@@ -46,6 +48,18 @@ class Engine:
     def stop(self) -> None:
         self.core.stop()
         self.executor.close()
+
+
+def suspend(pid: int) -> psutil.Process:
+    """Stop a worker process as SIGSTOP does, and wait until all its threads stand: on another core, one may run on for a moment."""
+    process = psutil.Process(pid)
+    process.suspend()
+    deadline = time.monotonic() + WAIT_S
+    while any(psutil.Process(thread.id).status() != psutil.STATUS_STOPPED for thread in process.threads()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"process {pid} has not stopped")
+        time.sleep(0.001)
+    return process
 
 
 def some_requests(num: int = 6) -> list[Request]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.builders.engine import a_request
-from support.drivers.worker_engine import WAIT_S, Engine, assert_expected, some_requests
+from support.drivers.worker_engine import WAIT_S, Engine, assert_expected, some_requests, suspend
 from support.fakes.worker import CRASH, DIFFER, FAIL, HANG, HalfRefusing, a_worker
 from triptych.errors import ModelNotFoundError, UnsupportedModelError
 from triptych_common.constraints.spec import ConstraintSpec
@@ -61,7 +61,7 @@ def test_a_rank_that_hangs_is_told_with_the_stacks_of_all(started: list[Engine],
 
 def test_a_rank_that_is_stopped_is_replaced(started: list[Engine], caplog: pytest.LogCaptureFixture) -> None:
     started.append(engine := Engine(a_worker(step_timeout_s=2.0, num_workers=RANKS)))
-    os.kill(engine.executor.pids[1], signal.SIGSTOP)
+    suspend(engine.executor.pids[1])
     requests = some_requests()
     engine.finish(*requests)
     assert_expected(engine, requests)
