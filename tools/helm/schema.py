@@ -39,6 +39,7 @@ OWNED = frozenset(
             "load_metrics_without_key",
         ),
         *("frontend_addresses", "engine_addresses", "encoder_addresses"),
+        *("kv_role", "kv_peer_addresses"),
         *("model", "served_model_name", "task", "max_model_len"),
     )
 )

@@ -1,11 +1,12 @@
 {{/*
-All components of the release, as a JSON list: the gateway, then frontend, encoder and engine of each model. With an inference gateway,
-one component for each model: its engine, in whose pods the others run too. A component has:
+All components of the release, as a JSON list: the gateway, then frontend, encoder, engine and prefill of each model. With an inference
+gateway, one component for each model: its engine, in whose pods the others run too. A component has:
   role     gateway, frontend, encoder or engine
+  component what it is called in labels, where that is not the role: `prefill` for the engines of prompts
   model    name of its entry in `models`; empty for the gateway
   name     name of its objects
   config   its values: the role's defaults, overridden by the model's entry
-  entry    the model's entry, with its `storage` and `endpointPicker` merged
+  entry    the model's entry, with its `storage`, `endpointPicker` and `prefill` merged
   companions the services that run in its pods too: gateway, frontend and encoder
   suffix   of a companion: the end of the names of volumes that are its own
 */}}
@@ -19,7 +20,8 @@ one component for each model: its engine, in whose pods the others run too. A co
 {{- $storage := mergeOverwrite (deepCopy $.Values.storage) ($model.storage | default dict) }}
 {{- $picker := mergeOverwrite (deepCopy $.Values.inferenceGateway.endpointPicker) ($model.endpointPicker | default dict) }}
 {{- $served := $model.servedModelName | default $model.name }}
-{{- $entry := merge (dict "storage" $storage "endpointPicker" $picker "servedModelName" $served) $model }}
+{{- $prefill := mergeOverwrite (deepCopy $.Values.prefill) ($model.prefill | default dict) }}
+{{- $entry := merge (dict "storage" $storage "endpointPicker" $picker "servedModelName" $served "prefill" $prefill) $model }}
 {{- $own := list }}
 {{- range $role := list "frontend" "encoder" "engine" }}
 {{- $config := mergeOverwrite (deepCopy (index $.Values $role)) (index $model $role | default dict) }}
@@ -27,6 +29,11 @@ one component for each model: its engine, in whose pods the others run too. A co
 {{- $name := printf "%s-%s-%s" $full $model.name $role }}
 {{- $own = append $own (dict "role" $role "model" $model.name "name" $name "config" $config "entry" $entry) }}
 {{- end }}
+{{- end }}
+{{- if and $prefill.enabled (not $pooled) }}
+{{- $engine := last $own }}
+{{- $config := mergeOverwrite (deepCopy $engine.config) $prefill }}
+{{- $own = append $own (merge (dict "component" "prefill" "name" (printf "%s-%s-prefill" $full $model.name) "config" $config) $engine) }}
 {{- end }}
 {{- if $pooled }}
 {{- $companions := prepend (initial $own) (merge (dict "name" (printf "%s-%s-gateway" $full $model.name)) $gateway) }}
@@ -36,6 +43,11 @@ one component for each model: its engine, in whose pods the others run too. A co
 {{- $found = concat $found $own }}
 {{- end }}
 {{- toJson $found }}
+{{- end }}
+
+{{/* What a component is called in labels. Argument: the component. */}}
+{{- define "triptych.component" -}}
+{{ .component | default .role }}
 {{- end }}
 
 {{/* A component and its companions, as a JSON list. Argument: the component. */}}
@@ -54,16 +66,16 @@ one component for each model: its engine, in whose pods the others run too. A co
 {{- end }}
 
 {{/*
-Targets of the components of a role, separated by commas. Argument: list $ role model; an empty model means every model.
+Targets of the components of a role, or of prefill, separated by commas. Argument: list $ role model; an empty model means every model.
 A headless Service has one address per pod; the services look the name up again and again, or watch its EndpointSlices, and choose
 among the pods. Services of the same pod are on its loopback address.
 */}}
 {{- define "triptych.targets" -}}
 {{- $root := index . 0 }}{{ $role := index . 1 }}{{ $model := index . 2 }}{{ $targets := list }}
-{{- $port := (include "triptych.ports" $role | fromJson).main }}
 {{- range $component := include "triptych.components" $root | fromJsonArray }}
 {{- range include "triptych.services" $component | fromJsonArray }}
-{{- if and (eq .role $role) (or (not $model) (eq .model $model)) }}
+{{- if and (has $role (list .role .component)) (or (not $model) (eq .model $model)) }}
+{{- $port := (include "triptych.ports" .role | fromJson).main }}
 {{- $format := eq $root.Values.discovery "kubernetes" | ternary "kubernetes:%s.%s:%d" "dns:%s.%s.svc:%d" }}
 {{- $there := printf $format .name $root.Release.Namespace (int $port) }}
 {{- $targets = append $targets ($component.companions | empty | ternary $there (printf "127.0.0.1:%d" (int $port))) }}

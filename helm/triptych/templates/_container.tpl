@@ -8,7 +8,7 @@ envFrom:
 {{- with include "triptych.env" . | trim }}
 env: {{- . | nindent 2 }}
 {{- end }}
-{{- if not .it.component }}
+{{- if not .it.computesOnly }}
 ports:
   {{- /* A name may stand once in a pod. */}}
   {{- if $isGateway }}

@@ -10,7 +10,7 @@
 {{- $root := index . 0 }}{{ $it := index . 1 -}}
 app.kubernetes.io/name: {{ default $root.Chart.Name $root.Values.nameOverride | quote }}
 app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
-app.kubernetes.io/component: {{ $it.component | default $it.role }}
+app.kubernetes.io/component: {{ include "triptych.component" $it }}
 {{- with $it.model }}
 triptych.internal/model: {{ . | quote }}
 {{- end }}

@@ -1,12 +1,18 @@
-{{/* Who calls whom: role -> the roles of the same model that it calls. The gateway calls the frontends of all models. */}}
+{{/*
+Who calls whom: component -> the components of the same model that it calls. The gateway calls the frontends of all models.
+Argument: a component of the model, or what is none.
+*/}}
 {{- define "triptych.callees" -}}
 {{- $callees := dict "gateway" (list "frontend") "frontend" (list "encoder" "engine") "engine" (list "encoder") }}
+{{- if dig "entry" "prefill" "enabled" false . }}
+{{- $callees = dict "gateway" (list "frontend") "frontend" (list "encoder" "engine" "prefill") "engine" (list "encoder" "prefill") "prefill" (list "encoder") }}
+{{- end }}
 {{- merge $callees (dict "encoder" list "fetch" list) | toJson }}
 {{- end }}
 
 {{/* Whether pods of a role read the EndpointSlices of those that they call. Argument: list $ role. */}}
 {{- define "triptych.watches" -}}
-{{- $callees := index (include "triptych.callees" . | fromJson) (index . 1) }}
+{{- $callees := index (include "triptych.callees" dict | fromJson) (index . 1) }}
 {{- $values := (index . 0).Values }}
 {{- if and (eq $values.discovery "kubernetes") $callees (not $values.inferenceGateway.enabled) }}yes{{ end }}
 {{- end }}
@@ -39,7 +45,7 @@ podSelector:
   {{- if not (and $isGateway (empty $policy.gatewayFrom)) }}
   from:
     {{- range $caller, $callees := include "triptych.callees" . | fromJson }}
-    {{- if and (has $it.role $callees) (empty $it.companions) }}
+    {{- if and (has (include "triptych.component" $it) $callees) (empty $it.companions) }}
     - {{ include "triptych.peer" (list $root $caller (ternary "" $it.model (eq $caller "gateway"))) | nindent 6 | trim }}
     {{- end }}
     {{- end }}
@@ -68,8 +74,8 @@ podSelector:
 {{- define "triptych.egressRules" -}}
 {{- $root := index . 0 }}{{ $it := index . 1 }}{{ $policy := $root.Values.networkPolicy -}}
 - ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
-{{- range $callee := $it.companions | empty | ternary (index (include "triptych.callees" . | fromJson) $it.role) list }}
-- ports: [{port: {{ (include "triptych.ports" $callee | fromJson).main }}}]
+{{- range $callee := $it.companions | empty | ternary (index (include "triptych.callees" $it | fromJson) (include "triptych.component" $it)) list }}
+- ports: [{port: {{ (include "triptych.ports" (eq $callee "prefill" | ternary "engine" $callee) | fromJson).main }}}]
   to:
     - {{ include "triptych.peer" (list $root $callee $it.model) | nindent 6 | trim }}
 {{- end }}

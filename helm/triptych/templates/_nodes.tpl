@@ -5,7 +5,7 @@
 
 {{/* The pods beside the one that serves: they have the engine's settings and files, and no ports. Argument: an engine. */}}
 {{- define "triptych.otherNodes" -}}
-{{- merge (dict "component" "engine-node") . | toJson }}
+{{- merge (dict "component" "engine-node" "computesOnly" true) . | toJson }}
 {{- end }}
 
 {{/*

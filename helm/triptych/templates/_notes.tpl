@@ -50,7 +50,7 @@ WARNING: there are several gateways, and each keeps its own {{ $setting }} in me
 {{- end }}
 {{- $unnamed := false }}
 {{- range include "triptych.components" . | fromJsonArray }}
-{{- if and (eq .role "engine") (eq .entry.storage.type "pvc") }}
+{{- if and (eq (include "triptych.component" .) "engine") (eq .entry.storage.type "pvc") }}
 {{- with .entry.storage.pvc }}{{ if not (or .existingClaim .storageClassName) }}{{ $unnamed = true }}{{ end }}{{ end }}
 {{- $replicas := max (int .config.replicas) ($.Values.keda.enabled | ternary (int .config.scaling.maxReplicas) 0) }}
 {{- if and (gt $replicas 1) (not (include "triptych.manyNodes" (list $ .entry))) }}

@@ -28,7 +28,7 @@ name: {{ .name }}
 {{- define "triptych.scalesToZero" -}}
 {{- $found := "" }}
 {{- range include "triptych.components" . | fromJsonArray }}
-{{- if and $.Values.keda.enabled (eq .role "engine") (eq (int .config.scaling.minReplicas) 0) }}{{ $found = "yes" }}{{ end }}
+{{- if and $.Values.keda.enabled (eq (include "triptych.component" .) "engine") (eq (int .config.scaling.minReplicas) 0) }}{{ $found = "yes" }}{{ end }}
 {{- end }}
 {{- $found }}
 {{- end }}
@@ -43,7 +43,7 @@ name: {{ .name }}
 else 0. The second part counts a series that began with its first call, which increase() does not see. Argument: list $ component.
 */}}
 {{- define "triptych.callsQuery" -}}
-{{- $it := index . 1 }}{{ $name := printf "%s-frontend" ($it.name | trimSuffix (printf "-%s" $it.role)) }}
+{{- $it := index . 1 }}{{ $name := printf "%s-%s-frontend" (include "triptych.fullname" (index . 0)) $it.model }}
 {{- $series := include "triptych.series" (list (index . 0) $name) }}
 {{- $calls := printf "triptych_frontend_calls_total%s" $series }}
 {{- $parts := list (printf "increase(%s[2m])" $calls) (printf "%s unless %s offset 2m" $calls $calls) }}

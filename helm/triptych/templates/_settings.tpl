@@ -31,6 +31,12 @@
 {{- with include "triptych.targets" (list $root "encoder" $it.model) }}{{ $_ := set $set "encoder_addresses" . }}{{ end }}
 {{- end }}
 {{- if eq $it.role "frontend" }}{{ $_ := set $set "engine_addresses" (include "triptych.targets" (list $root "engine" $it.model)) }}{{ end }}
+{{- if and (eq $it.role "engine") $it.entry.prefill.enabled }}
+{{- if eq (include "triptych.component" $it) "prefill" }}{{ $_ := set $set "kv_role" "prefill" }}
+{{- else }}
+{{- $_ := set $set "kv_role" "decode" }}{{ $_ := set $set "kv_peer_addresses" (include "triptych.targets" (list $root "prefill" $it.model)) }}
+{{- end }}
+{{- end }}
 {{- if include "triptych.hasNodes" $it }}
 {{- $_ := set $set "node_key_file" (printf "/etc/triptych/node-key/%s" $it.config.nodeKeySecret.key) }}
 {{- end }}

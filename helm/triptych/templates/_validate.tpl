@@ -60,6 +60,8 @@
 {{- if and $.Values.httpRoute.enabled (not .entry.endpointPicker.name) }}
 {{- $message := "\ninferenceGateway.endpointPicker.name: is empty for model %q, and httpRoute.enabled is true; name the picker's Service, " }}
 {{- fail (printf (print $message "or let the picker's chart make the route") .model) }}{{ end }}
+{{- if .entry.prefill.enabled }}
+{{- fail (printf "\nprefill.enabled: is true for model %q, and so is inferenceGateway.enabled; pods with all services have one engine each" .model) }}{{ end }}
 {{- if and $.Values.keda.enabled (eq (int .config.scaling.minReplicas) 0) }}
 {{- fail (printf "\nengine.scaling.minReplicas: is 0 for model %q; with inferenceGateway.enabled no gateway is left in which its requests could wait" .model) }}{{ end }}
 {{- end }}
@@ -78,7 +80,8 @@
 
 {{/* Argument: a component. */}}
 {{- define "triptych.validateComponent" }}
-{{- $path := .model | empty | ternary .role (printf "%s of model %q" .role .model) }}
+{{- $component := include "triptych.component" . }}
+{{- $path := .model | empty | ternary $component (printf "%s of model %q" $component .model) }}
 {{- if gt (len .name) 63 }}
 {{- fail (printf "\nmodels: %q has %d characters; an object's name has at most 63: shorten the model's or the release's name" .name (len .name)) }}{{ end }}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .name) }}
@@ -93,6 +96,8 @@
 {{- $ranks := .config.settings.tensor_parallel_size | default 1 }}
 {{- if mod (int $ranks) (int .config.nodes) }}
 {{- fail (printf "\n%s: settings.tensor_parallel_size is %v; it must be a multiple of nodes, %v" $path $ranks .config.nodes) }}{{ end }}
+{{- if .entry.prefill.enabled }}
+{{- fail (printf "\n%s: nodes is %v, and prefill.enabled is true; engines that hand over their KV cache have one pod each" $path .config.nodes) }}{{ end }}
 {{- if .companions }}
 {{- fail (printf "\n%s: nodes is %v, and inferenceGateway.enabled is true; pods with all services have one engine each" $path .config.nodes) }}{{ end }}
 {{- end }}

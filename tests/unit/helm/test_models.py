@@ -17,6 +17,7 @@ def test_two_models(rendered: Any) -> None:
         f"{FULL}-vision-encoder",
         f"{FULL}-vision-engine",
         f"{FULL}-vision-frontend",
+        f"{FULL}-vision-prefill",
     ]
     addresses = environment(objects, f"{FULL}-gateway")["TRIPTYCH_GATEWAY_FRONTEND_ADDRESSES"]
     assert addresses == f"dns:{FULL}-vision-frontend.ai.svc:50054,dns:{FULL}-minilm-frontend.ai.svc:50054"
