@@ -8,11 +8,12 @@ schedule, runner, sampler, update as in the service, and outputs handed to the s
 thread, which makes the message of each step.
 
 Measured are decoding steps of --sequences at the first of --contexts, of --context-sequences at each of them, and steps with a
-whole prompt of --prefill tokens; each --steps times without a clock inside, which gives the time of the step, and as often with
-one, taking turns, which gives its stages (engine/stages.py). Medians. A prompt of each context is also computed from its begin, in
-as many steps as the engine takes for it. Prompt lookup is off: a step brings each sequence one token.
+whole prompt of each of --prefill tokens; each --steps times without a clock inside, which gives the time of the step, and as often
+with one, taking turns, which gives its stages (engine/stages.py). Medians. A prompt of each context is also computed from its
+begin, in as many steps as the engine takes for it. Prompt lookup is off: a step brings each sequence one token.
 
-With --costs-file, what a step costs is fitted to the measured ones, and written for engines that are simulated (--engine.simulate).
+With --costs-file, steps are measured, too, in which --context-sequences decode while the engine's pacer computes a prompt. What a
+step costs is fitted to all that was measured, and written for engines that are simulated (--engine.simulate).
 
 Results go to benchmarks/results/<date>-<name>.json. For two commits, or two settings, measure by turns and use benchmarks.compare.
 """
@@ -46,6 +47,8 @@ from benchmarks.report.hold import hold
 _NUM_WARM_UP = 2
 #: Steps, at most, in which some sequences decode already while others still compute the end of their prompts; and the warm-up's.
 _MAX_SETUP_STEPS = 64
+#: Tokens of a prompt that is computed beside streams.
+_MIXED_PROMPT = 1024
 
 
 class Bench:
@@ -80,6 +83,19 @@ class Bench:
         measured = self._measure(num_steps, next_prompt)
         self._end()
         return {"phase": "prefill", "num_tokens": num_tokens, **measured}
+
+    def mixed(self, num_seqs: int, context: int, num_tokens: int) -> list[dict]:
+        """The steps that compute a new prompt, as much in each as the pacer allows, while so many sequences decode."""
+        streams = [self._add(self._tokens(index, context), _MAX_SETUP_STEPS + num_tokens) for index in range(num_seqs)]
+        self._until_first_token(streams)
+        prompt, found = self._add(self._tokens(None, num_tokens), 2), list[dict]()
+        while not prompt.num_output_tokens:
+            before = prompt.num_computed_tokens
+            step_ms = self._steps.plain()
+            size = {"num_tokens": prompt.num_computed_tokens - before, "num_before": before}
+            found.append({"phase": "mixed", "num_seqs": num_seqs, "context": context + len(found), **size, "step_ms": step_ms})
+        self._end()
+        return found
 
     def whole_prompt(self, num_tokens: int) -> dict:
         """A new prompt from its begin to its first token, in as many steps as that takes."""
@@ -151,25 +167,29 @@ def run(args: argparse.Namespace) -> dict:
         for num_seqs, context in dict.fromkeys(sizes):
             runs.append(bench.decode(num_seqs, context, args.steps))
             print_run(runs[-1])
-        runs.append(bench.prefill(args.prefill, args.steps))
-        print_run(runs[-1])
+        for num_tokens in args.prefill:
+            runs.append(bench.prefill(num_tokens, args.steps))
+            print_run(runs[-1])
         for repeat in range(args.repeats):
             for num_tokens in args.contexts:
                 prompts.append({"repeat": repeat, **bench.whole_prompt(num_tokens)})
                 print("prompt of {prompt_tokens} tokens: {seconds:.2f} s in {num_steps} steps".format(**prompts[-1]), flush=True)
+        mixed: list[dict] = []
         if args.costs_file is not None:
-            write_costs(args.costs_file, runs, prompts, loaded.scheduler.kv_cache.pool.num_blocks)
+            for num_seqs in args.context_sequences * args.repeats:
+                mixed += bench.mixed(num_seqs, args.contexts[0], _MIXED_PROMPT)
+            write_costs(args.costs_file, runs + mixed, prompts, loaded.scheduler.kv_cache.pool.num_blocks)
         described["others_percent"] = meter.percent()["others"]
     keys = ("sequences", "contexts", "context_sequences", "prefill", "steps", "repeats", "kv_cache_memory")
-    return {**described, "load": describe_load(args, *keys), "runs": runs, "prompts": prompts}
+    return {**described, "load": describe_load(args, *keys), "runs": runs, "prompts": prompts, "mixed": mixed}
 
 
 def write_costs(path: Path, runs: list[dict], prompts: list[dict], num_blocks: int) -> None:
     """The file for engines that are simulated."""
-    costs, attention, error = fit(runs, prompts)
-    told = {**dataclasses.asdict(costs), **dataclasses.asdict(attention), "num_blocks": num_blocks}
-    path.write_text(json.dumps(told, indent=1) + "\n")
-    print(f"a step costs {costs} and {attention}; no measured one differs by more than {100 * error:.0f} %; wrote {path.name}")
+    costs, error = fit(runs, prompts)
+    told = dataclasses.asdict(costs)
+    path.write_text(json.dumps({**told.pop("steps"), **told, "num_blocks": num_blocks}, indent=1) + "\n")
+    print(f"a step costs {costs}; no measured one differs by more than {100 * error:.0f} %; wrote {path.name}")
 
 
 def parse_args() -> argparse.Namespace:
@@ -178,7 +198,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32, 64], metavar="N", help="in a decoding step")
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 512, 1024, 2048, 4096], metavar="N", help="tokens")
     parser.add_argument("--context-sequences", type=int, nargs="+", default=[1, 8], metavar="N", help="at each of the contexts")
-    parser.add_argument("--prefill", type=int, default=512, help="tokens of a prompt that one step computes")
+    parser.add_argument(
+        "--prefill", type=int, nargs="+", default=[16, 64, 512], metavar="N", help="tokens of a prompt that one step computes"
+    )
     parser.add_argument("--steps", type=int, default=20, help="that are timed without a clock inside, and as many with one")
     parser.add_argument("--repeats", type=int, default=2, help="how often each whole prompt is computed")
     parser.add_argument("--kv-cache-memory", default="2G", help="of the engine; room for the longest contexts together")
@@ -188,7 +210,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--name", default="steps", help="of the results file")
     parser.add_argument("serve_args", nargs="*", help="after --: flags for `triptych engine`")
     args = parser.parse_args()
-    check_positive(parser, *args.sequences, *args.contexts, *args.context_sequences, args.prefill, args.steps, args.repeats)
+    check_positive(parser, *args.sequences, *args.contexts, *args.context_sequences, *args.prefill, args.steps, args.repeats)
     return args
 
 

@@ -2,48 +2,89 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from triptych_engine.executor.simulated import AttentionCosts
+from scipy.optimize import nnls
+from triptych_engine.executor.simulated import SimulatedCosts
 from triptych_engine.scheduling.step_costs import StepCosts
 
-#: By what the costs are multiplied: 1, sequences, prompt tokens, tokens of contexts, pairs of a prompt's tokens.
-_Row = tuple[float, float, float, float, float]
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """So many equal steps, which took so many seconds together.
+
+    Attributes:
+        num_decoding, num_prompt_tokens: of each of the steps.
+        context: tokens before those that are decoded, of all sequences.
+        pairs: of a prompt's tokens with those before them, in all steps.
+    """
+
+    seconds: float
+    num_decoding: int = 0
+    num_prompt_tokens: float = 0.0
+    context: int = 0
+    pairs: float = 0.0
+    num_steps: int = 1
 
 
-def fit(runs: Sequence[dict], prompts: Sequence[dict] = ()) -> tuple[StepCosts, AttentionCosts, float]:
+def fit(runs: Sequence[dict], prompts: Sequence[dict] = ()) -> tuple[SimulatedCosts, float]:
     """The costs that differ least from the measured steps, relative to these, and the largest such difference.
 
+    The curve has a point for each number of tokens of a step that only decodes, or only computes a prompt.
+
     Args:
-        runs: of benchmarks.steps: `phase`, `num_seqs` and `context`, or `num_tokens`; and `step_ms`.
+        runs: of benchmarks.steps: `phase`, `num_seqs`, `context`, `num_tokens` and `num_before`, where they are; and `step_ms`.
         prompts: of benchmarks.steps: `prompt_tokens` in `num_steps`, and `seconds`.
     """
-    rows = [_row(run) for run in runs] + [_row_of_prompt(one["num_steps"], one["prompt_tokens"]) for one in prompts]
-    seconds = np.array([run["step_ms"] / 1e3 for run in runs] + [one["seconds"] for one in prompts])
-    solved = _least_squares(np.array(rows, float) / seconds[:, None])
-    costs, attention = StepCosts(*solved[:3]).plausible(), AttentionCosts(*solved[3:])
-    found = np.array(rows) @ [costs.fixed_s, costs.decode_s, costs.prompt_token_s, attention.context_s, attention.pair_s]
-    return costs, attention, float(np.abs(found / seconds - 1).max())
+    measured = [_of_step(run) for run in runs] + [_of_prompt(one) for one in prompts]
+    alone = [(size["num_seqs"], size["num_tokens"]) for size in map(_sizes, runs)]
+    points = sorted({num_seqs + num_tokens for num_seqs, num_tokens in alone if not (num_seqs and num_tokens)})
+    seconds = np.array([one.seconds for one in measured])
+    attention = [[one.context, one.pairs] for one in measured]
+    linear = [[one.num_steps, one.num_decoding, one.num_steps * one.num_prompt_tokens] for one in measured]
+    steps = _least_squares(np.hstack([linear, attention]), seconds)
+    shape = np.array([one.num_steps * _rises(points, one.num_decoding + one.num_prompt_tokens) for one in measured])
+    rows = np.hstack([shape, [[one.num_decoding] for one in measured], attention])
+    found = _least_squares(rows, seconds)
+    curve = tuple(zip(points, np.cumsum(found[: len(points)]).tolist(), strict=True))
+    costs = SimulatedCosts(StepCosts(*steps[:3].tolist()).plausible(), curve, *found[len(points) :].tolist())
+    return costs, float(np.abs(rows @ found / seconds - 1).max())
 
 
-def _row(run: dict) -> _Row:
-    if num_tokens := run.get("num_tokens", 0):
-        return _row_of_prompt(1, num_tokens)
-    return 1, run["num_seqs"], 0, run["num_seqs"] * run.get("context", 0), 0
+def _sizes(run: dict) -> dict[str, int]:
+    return {name: run.get(name, 0) for name in ("num_seqs", "num_tokens", "context", "num_before")}
 
 
-def _row_of_prompt(num_steps: int, num_tokens: int) -> _Row:
-    return num_steps, 0, num_tokens, 0, num_tokens**2 / 2
+def _of_step(run: dict) -> _Measured:
+    size = _sizes(run)
+    num_seqs, num_tokens = size["num_seqs"], size["num_tokens"]
+    pairs = num_tokens * (size["num_before"] + num_tokens / 2)
+    return _Measured(run["step_ms"] / 1e3, num_seqs, num_tokens, num_seqs * size["context"], pairs)
 
 
-def _least_squares(shares: np.ndarray) -> list[float]:
-    """Five costs. Of attention, those that nothing shows, or that would be negative, are zero. shares: [num_rows, 5]."""
-    kept = [column for column in range(shares.shape[1]) if shares[:, column].any()]
-    while True:
-        costs = dict.fromkeys(range(shares.shape[1]), 0.0)
-        costs.update(zip(kept, np.linalg.lstsq(shares[:, kept], np.ones(len(shares)), rcond=None)[0].tolist(), strict=True))
-        negative = [column for column in (3, 4) if costs[column] < 0]
-        if not negative:
-            return list(costs.values())
-        kept.remove(min(negative, key=lambda column: costs[column]))
+def _of_prompt(prompt: dict) -> _Measured:
+    num_tokens, num_steps = prompt["prompt_tokens"], prompt["num_steps"]
+    return _Measured(prompt["seconds"], 0, num_tokens / num_steps, 0, num_tokens**2 / 2, num_steps)
+
+
+def _rises(points: Sequence[int], num_tokens: float) -> np.ndarray:
+    """By what the rise of the curve up to each of its points counts for a step of so many tokens. [num_points]"""
+    rises = [1.0]
+    for low, high in itertools.pairwise(points):
+        part = max(num_tokens - low, 0.0) / (high - low)
+        rises.append(part if high == points[-1] else min(part, 1.0))
+    return np.array(rises)
+
+
+def _least_squares(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """The costs, none of them negative, with which the rows come nearest to the seconds, relative to these.
+
+    Args:
+        rows: [num_measured, num_costs].
+        seconds: [num_measured].
+    """
+    found: np.ndarray = nnls(rows / seconds[:, None], np.ones(len(seconds)))[0]
+    return found

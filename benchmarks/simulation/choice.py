@@ -6,6 +6,7 @@ import statistics
 import time
 
 from triptych.v1 import engine_pb2
+from triptych_engine.executor.simulated import SimulatedCosts
 from triptych_engine.scheduling.step_costs import StepCosts
 from triptych_engine.settings import EngineSettings
 from triptych_frontend.engines.policy import Routing, demand_of
@@ -22,7 +23,7 @@ _PROMPT_TOKENS, _REPEATS = 600, 30
 def choice_costs(num_engines: int) -> dict[str, float]:
     """Seconds per engine to choose among so many, by policy; medians. No engine holds anything of the prompt."""
     timeline, settings = Timeline(), EngineSettings()
-    setup = Setup(StepCosts(0.01, 0.001, 0.001), num_blocks=16, num_engines=num_engines)
+    setup = Setup(SimulatedCosts(StepCosts(0.01, 0.001, 0.001)), num_blocks=16, num_engines=num_engines)
     engines = [VirtualEngine(timeline, setup, number, settings) for number in range(num_engines)]
     frontend = VirtualFrontend(timeline, setup, engines)
     costs: dict[str, float] = {}

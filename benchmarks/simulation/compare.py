@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> dict:
     kept = json.loads(args.real.read_text()) if args.real else {}
     real, discarded = (kept["real"], kept["discarded"]) if kept else _real_runs(args, engine, loads, limits)
     num_blocks = real[args.workloads[0]][0].get("num_blocks", args.blocks)
-    setup = Setup(engine.costs, num_blocks, args.engines, args.frontends, args.policy, _START, engine.attention)
+    setup = Setup(engine.costs, num_blocks, args.engines, args.frontends, args.policy, _START)
     if args.overheads:
         setup = replace(setup, overheads=Overheads(**json.loads(args.overheads.read_text())["overheads"]))
         error = None
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> dict:
         **described,
         "load": {key: getattr(args, key) for key in keys}
         | {"overheads_from": args.overheads and args.overheads.name, "real_from": args.real and args.real.name},
-        "costs": asdict(engine.costs) | asdict(engine.attention),
+        "costs": engine.model_dump(exclude={"num_blocks"}),
         "limits": asdict(limits),
         "workload_parameters": {name: asdict(WORKLOADS[name]) for name in args.workloads},
         "overheads": asdict(setup.overheads),

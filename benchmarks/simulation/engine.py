@@ -162,9 +162,8 @@ class VirtualEngine:
         self._timeline.after(seconds, self._end_step, life, scheduled, seconds)
 
     def _attention_s(self, scheduled: SchedulerOutput) -> float:
-        attention, slowdown = self._setup.attention, self._setup.overheads.slowdown
-        return slowdown * sum(
-            attention.of(num_tokens, self._requests[request_id].num_scheduled_tokens - num_tokens)
+        return sum(
+            self._costs.attention_s(num_tokens, self._requests[request_id].num_scheduled_tokens - num_tokens)
             for request_id, num_tokens in scheduled.num_scheduled_tokens.items()
         )
 
@@ -266,6 +265,6 @@ def new_scheduler(setup: Setup, settings: EngineSettings) -> Scheduler:
         max_num_batched_tokens=settings.token_budget(on_cpu=True, generates=True),
         media_traits="a simulated engine takes no media",
         embedding_bytes=1,
-        costs=setup.costs.times(setup.overheads.slowdown),
+        costs=setup.costs.steps.times(setup.overheads.slowdown),
     )
     return make_scheduler(settings, info, MODEL.max_model_len)

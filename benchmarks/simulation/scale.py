@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> dict:
     fitted = Overheads(**told["overheads"])
     request_s, token_s = args.frontend_request_ms / 1e3, args.frontend_token_us / 1e6
     overheads = replace(fitted, frontend_request_s=request_s, frontend_token_s=token_s, choice_s=choice)
-    setup = Setup(engine.costs, args.blocks, args.engines, args.frontends, overheads=overheads, attention=engine.attention)
+    setup = Setup(engine.costs, args.blocks, args.engines, args.frontends, overheads=overheads)
     limits = Limits(args.ttft_limit_s, args.token_limit_s)
     # Each run has a process of its own, so neither their number nor their order changes a figure.
     with ProcessPoolExecutor(args.jobs, max_tasks_per_child=1, mp_context=get_context("spawn")) as processes:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> dict:
     return {
         **described,
         "load": {key: getattr(args, key) for key in keys},
-        "costs": asdict(engine.costs) | asdict(engine.attention),
+        "costs": engine.model_dump(exclude={"num_blocks"}),
         "limits": asdict(limits),
         "overheads": asdict(overheads),
         "runs": runs,

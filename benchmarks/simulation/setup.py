@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from triptych_engine.executor.simulated import AttentionCosts
-from triptych_engine.scheduling.step_costs import StepCosts
+from triptych_engine.executor.simulated import SimulatedCosts
 from triptych_frontend.engines.policy import Routing
 
 
@@ -50,7 +49,6 @@ class Setup:
 
     Attributes:
         costs: of a step of an engine.
-        attention: what contexts add to them.
         num_blocks: of each engine's KV cache.
         losses: (time in seconds, number of the engine) of engines that are lost.
         restart_s: time until a lost engine is back, with an empty cache; None: it does not come back.
@@ -59,13 +57,12 @@ class Setup:
         checks_every: steps of an engine between two checks of all its invariants; 0: only at the end.
     """
 
-    costs: StepCosts
+    costs: SimulatedCosts
     num_blocks: int
     num_engines: int
     num_frontends: int = 1
     routing: Routing = "prefix"
     overheads: Overheads = Overheads()
-    attention: AttentionCosts = field(default_factory=AttentionCosts)
     grid: Grid = Grid()
     losses: tuple[tuple[float, int], ...] = ()
     restart_s: float | None = None

@@ -6,16 +6,18 @@ a load on a machine that could not run one of its engines.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from zlib import crc32
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from tokenizers import Tokenizer
 from triptych.errors import StartupError, UnimplementedError
 from triptych_common.constraints.spec import ConstraintSpec
@@ -30,23 +32,51 @@ from triptych_engine.settings import EngineSettings
 _FIRST_WORD, _NEXT_WORD = re.compile(r"[A-Z][a-z]+"), re.compile(r"[Ġ▁][a-z]{2,}")
 
 
+_Seconds = Annotated[float, Field(ge=0, le=60)]
+#: (number of tokens, seconds) of points, between which lines are straight.
+Curve = tuple[tuple[Annotated[int, Field(ge=1)], _Seconds], ...]
+
+
 @dataclass(frozen=True, slots=True)
-class AttentionCosts:
-    """What tokens cost because they attend to those before them, in seconds.
+class SimulatedCosts:
+    """What a step takes, in seconds.
 
     Attributes:
-        context_s: of a sequence that decodes, for each token of its context.
+        steps: what the scheduler begins to estimate with, and what a step takes where there is no curve.
+        curve: of a step by its number of tokens, prompt tokens and those that are decoded. Few tokens take as long as reading the
+            weights does, and many as long as multiplying does; so it is not a straight line.
+        sequence_s: what each sequence that decodes adds to the curve: its logits and its sampling.
+        context_s: what one adds for each token of its context, because it attends to it.
         pair_s: of a prompt, for each of its tokens and each token before that one.
     """
 
+    steps: StepCosts
+    curve: Curve = ()
+    sequence_s: float = 0.0
     context_s: float = 0.0
     pair_s: float = 0.0
 
-    def of(self, num_tokens: int, context: int) -> float:
+    def step_s(self, num_decoding: int, num_prompt_tokens: int) -> float:
+        """A step, without attention."""
+        if len(self.curve) < 2:
+            return self.steps.step_s(num_decoding, num_prompt_tokens)
+        num_tokens = num_decoding + num_prompt_tokens
+        above = min(max(bisect.bisect_left(self.curve, (num_tokens,)), 1), len(self.curve) - 1)
+        (low, low_s), (high, high_s) = self.curve[above - 1 : above + 1]
+        return low_s + (high_s - low_s) * max(num_tokens - low, 0) / (high - low) + num_decoding * self.sequence_s
+
+    def attention_s(self, num_tokens: int, context: int) -> float:
         """Of a sequence that computes so many tokens behind so many others."""
         if num_tokens == 1:
             return self.context_s * context
         return self.pair_s * num_tokens * (context + num_tokens / 2)
+
+    def times(self, factor: float) -> SimulatedCosts:
+        """The costs on a machine that is slower by a factor."""
+        curve = tuple((num_tokens, factor * seconds) for num_tokens, seconds in self.curve)
+        return SimulatedCosts(
+            self.steps.times(factor), curve, factor * self.sequence_s, factor * self.context_s, factor * self.pair_s
+        )
 
 
 class SimulatedEngine(BaseModel):
@@ -56,13 +86,23 @@ class SimulatedEngine(BaseModel):
 
     #: Seconds that each step takes, that each decoding sequence adds, and each prompt token.
     fixed_s: float = Field(gt=0, le=60)
-    decode_s: float = Field(ge=0, le=60)
+    decode_s: _Seconds
     prompt_token_s: float = Field(gt=0, le=60)
-    #: See AttentionCosts. Without them, long contexts cost no more than short ones.
+    #: See SimulatedCosts. Without these two, a step takes what the three above say.
+    curve: Curve = ()
+    sequence_s: _Seconds = 0.0
+    #: Without them, long contexts cost no more than short ones.
     context_s: float = Field(default=0.0, ge=0, le=1)
     pair_s: float = Field(default=0.0, ge=0, le=1)
     #: Size of its KV cache.
     num_blocks: int = Field(ge=1, le=1 << 24)
+
+    @field_validator("curve")
+    @classmethod
+    def _rises(cls, curve: Curve) -> Curve:
+        if any(low >= high or low_s > high_s for (low, low_s), (high, high_s) in itertools.pairwise(curve)):
+            raise ValueError("each point must have more tokens than the one before it, and not less time")
+        return curve
 
     @classmethod
     def read(cls, path: Path) -> SimulatedEngine:
@@ -77,12 +117,9 @@ class SimulatedEngine(BaseModel):
             raise StartupError(f"simulate: {path}: {told}") from error
 
     @property
-    def costs(self) -> StepCosts:
-        return StepCosts(self.fixed_s, self.decode_s, self.prompt_token_s)
-
-    @property
-    def attention(self) -> AttentionCosts:
-        return AttentionCosts(self.context_s, self.pair_s)
+    def costs(self) -> SimulatedCosts:
+        steps = StepCosts(self.fixed_s, self.decode_s, self.prompt_token_s)
+        return SimulatedCosts(steps, self.curve, self.sequence_s, self.context_s, self.pair_s)
 
 
 @dataclass(slots=True)
@@ -107,6 +144,7 @@ class SimulatedExecutor:
 
     def __init__(self, engine: SimulatedEngine, model_path: Path, vocab_size: int, settings: EngineSettings) -> None:
         self._engine, self._model_path, self._vocab_size, self._settings = engine, model_path, vocab_size, settings
+        self._costs = engine.costs
         self._first_words: Sequence[int] = ()
         self._next_words: Sequence[int] = ()
         self._sequences: dict[str, _Sequence] = {}
@@ -127,7 +165,7 @@ class SimulatedExecutor:
             max_num_batched_tokens=self._settings.token_budget(on_cpu=True, generates=True),
             media_traits="a simulated engine takes no media",
             embedding_bytes=1,
-            costs=self._engine.costs,
+            costs=self._costs.steps,
         )
 
     def launch(self, scheduled: SchedulerOutput) -> None:
@@ -146,10 +184,10 @@ class SimulatedExecutor:
     def _step_s(self, scheduled: SchedulerOutput) -> float:
         if not scheduled.num_scheduled_tokens:
             return 0.0
-        seconds, attention = self._engine.costs.step_s(scheduled.num_decoding, scheduled.num_prompt_tokens), self._engine.attention
+        seconds = self._costs.step_s(scheduled.num_decoding, scheduled.num_prompt_tokens)
         for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
             sequence = self._sequences[request_id]
-            seconds += attention.of(num_tokens, sequence.num_computed_tokens)
+            seconds += self._costs.attention_s(num_tokens, sequence.num_computed_tokens)
             sequence.num_computed_tokens += num_tokens
         return seconds
 

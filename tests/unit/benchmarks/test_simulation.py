@@ -19,7 +19,7 @@ from triptych_engine import load as load_module
 from triptych_engine import steps as steps_module
 from triptych_engine.core import EngineCore
 from triptych_engine.executor import simulated as simulated_module
-from triptych_engine.executor.simulated import AttentionCosts, SimulatedEngine, SimulatedExecutor
+from triptych_engine.executor.simulated import SimulatedCosts, SimulatedEngine, SimulatedExecutor
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import Request, SamplingParams
 from triptych_engine.scheduling.scheduler import Scheduler
@@ -36,7 +36,7 @@ from benchmarks.simulation.simulate import Simulation
 from benchmarks.simulation.timeline import Timeline
 from benchmarks.simulation.workload import Workload
 
-COSTS = StepCosts(0.01, 0.001, 0.0005)
+COSTS = SimulatedCosts(StepCosts(0.01, 0.001, 0.0005))
 LOAD = Workload("test", 4.0, 6.0, 2, (64, 128), (1, 3), (16, 64), (16, 64), (4, 24), 0.5)
 OVERHEADS = Overheads(0.002, 0.0002, 0.0005, 0.0003, 0.00001, 0.0005, 0.00002, {"prefix": 2e-6})
 
@@ -215,7 +215,8 @@ def in_the_real_loop(setup: Setup, settings: EngineSettings, folder: Path, monke
     for module in (simulated_module, steps_module, load_module):
         monkeypatch.setattr(module, "time", host.module())
     byte_level_tokenizer().save(str(folder / "tokenizer.json"))
-    costs = asdict(COSTS) | asdict(setup.attention)
+    costs = asdict(setup.costs)
+    costs |= costs.pop("steps")
     executor = SimulatedExecutor(SimulatedEngine(**costs, num_blocks=setup.num_blocks), folder, VOCAB_SIZE, settings)
     executor.load()
     scheduler, evicted, cached = new_scheduler(setup, settings), list[bytes](), dict[str, int]()
@@ -263,12 +264,15 @@ def in_the_simulation(setup: Setup, settings: EngineSettings) -> dict[str, Any]:
     return counts_of(engine.scheduler, engine.num_evictions, ends[-1], cached)
 
 
-@pytest.mark.parametrize("attention", [AttentionCosts(), AttentionCosts(context_s=2e-5, pair_s=1e-5)])
+CURVE = ((1, 0.01), (8, 0.012), (64, 0.04))
+
+
+@pytest.mark.parametrize("more", [{}, {"context_s": 2e-5, "pair_s": 1e-5}, {"curve": CURVE, "sequence_s": 1e-3}])
 def test_the_real_step_loop_and_the_simulation_do_the_same(
-    attention: AttentionCosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = EngineSettings(block_size=4, max_num_seqs=16, max_num_batched_tokens=64, prompt_lookup=False)
-    setup = Setup(COSTS, num_blocks=60, num_engines=1, attention=attention)
+    setup = Setup(replace(COSTS, **more), num_blocks=60, num_engines=1)
     real = in_the_real_loop(setup, settings, tmp_path, monkeypatch)
     assert real["preemptions"] > 5
     assert real["evictions"] > 100
@@ -295,25 +299,50 @@ def test_goodput_counts_what_is_within_both_limits() -> None:
     assert figures["goodput_per_s"] == pytest.approx(1 / 3.02)
 
 
+def a_measured_step(
+    costs: SimulatedCosts, num_seqs: int = 0, context: int = 0, num_tokens: int = 0, before: int = 0
+) -> dict[str, Any]:
+    step_s = costs.step_s(num_seqs, num_tokens) + num_seqs * costs.attention_s(1, context)
+    if num_tokens:
+        step_s += costs.attention_s(num_tokens, before)
+    return {"num_seqs": num_seqs, "context": context, "num_tokens": num_tokens, "num_before": before, "step_ms": 1e3 * step_s}
+
+
 def test_costs_are_fitted_to_measured_steps() -> None:
-    costs, attention = StepCosts(0.01, 0.0005, 0.0004), AttentionCosts(1e-6, 3e-7)
-
-    def measured(num_seqs: int, context: int) -> dict[str, Any]:
-        step_s = costs.step_s(num_seqs) + num_seqs * attention.of(1, context)
-        return {"phase": "decode", "num_seqs": num_seqs, "context": context, "step_ms": 1e3 * step_s}
-
-    def prompt(num_steps: int, num_tokens: int) -> dict[str, Any]:
-        seconds = num_steps * costs.fixed_s + num_tokens * costs.prompt_token_s + attention.of(num_tokens, 0)
-        return {"num_steps": num_steps, "prompt_tokens": num_tokens, "seconds": seconds}
-
-    runs = [measured(num_seqs, 128) for num_seqs in (1, 8, 64)] + [measured(8, context) for context in (512, 4096)]
-    found = fit_costs(runs, [prompt(1, 128), prompt(1, 512), prompt(8, 4096)])
-    assert asdict(found[0]) == pytest.approx(asdict(costs))
-    assert asdict(found[1]) == pytest.approx(asdict(attention))
-    assert found[2] < 1e-6
+    curve = ((1, 0.01), (8, 0.01), (16, 0.012), (64, 0.03), (512, 0.25))
+    costs = SimulatedCosts(StepCosts(0.01, 0.0005, 0.0004), curve, 2e-4, 1e-6, 3e-7)
+    runs = [a_measured_step(costs, num_seqs, 128) for num_seqs in (1, 8, 16, 64)]
+    runs += [a_measured_step(costs, 8, context) for context in (512, 4096)]
+    runs += [a_measured_step(costs, num_tokens=num_tokens) for num_tokens in (16, 64, 512)]
+    runs += [a_measured_step(costs, num_seqs, 200, 30, 500) for num_seqs in (1, 8)]
+    prompt_s = 8 * costs.step_s(0, 512) + costs.attention_s(4096, 0)
+    found, error = fit_costs(runs, [{"num_steps": 8, "prompt_tokens": 4096, "seconds": prompt_s}])
+    assert error < 1e-6
+    assert dict(found.curve) == pytest.approx(dict(curve))
+    assert (found.sequence_s, found.context_s, found.pair_s) == pytest.approx((2e-4, 1e-6, 3e-7))
+    # The straight line is between few tokens, which it makes too expensive, and many.
+    assert found.steps.step_s(1) == pytest.approx(costs.step_s(1, 0), rel=0.3)
+    assert found.steps.prompt_token_s == pytest.approx(0.25 / 512, rel=0.3)
     # Steps that get shorter as contexts grow are noise.
-    noisy = [one | {"step_ms": one["step_ms"] - 0.009 * one["context"]} for one in runs]
-    assert fit_costs(noisy)[1] == AttentionCosts()
+    noisy = [one | {"step_ms": one["step_ms"] * (1 - one["context"] / 5000)} for one in runs]
+    assert fit_costs(noisy)[0].context_s == 0
+
+
+def test_the_fit_finds_a_straight_line() -> None:
+    line = SimulatedCosts(StepCosts(0.01, 0.0005, 0.0004), (), 0.0, 1e-6, 3e-7)
+    runs = [a_measured_step(line, num_seqs, 128) for num_seqs in (1, 8, 64)] + [a_measured_step(line, 8, 512)]
+    runs += [a_measured_step(line, num_tokens=num_tokens) for num_tokens in (16, 64, 512)] + [
+        a_measured_step(line, 8, 128, 30, 100)
+    ]
+    assert asdict(fit_costs(runs)[0].steps) == pytest.approx(asdict(line.steps), rel=1e-3)
+
+
+def test_a_step_of_any_size_has_a_time() -> None:
+    costs = SimulatedCosts(StepCosts(1.0, 1.0, 1.0), ((2, 0.01), (4, 0.02), (8, 0.03)), 0.001)
+    seconds = [costs.step_s(0, num_tokens) for num_tokens in (1, 2, 3, 4, 6, 8, 16)]
+    assert seconds == pytest.approx([0.01, 0.01, 0.015, 0.02, 0.025, 0.03, 0.05])
+    assert costs.step_s(3, 1) == pytest.approx(0.023)
+    assert costs.times(2).step_s(3, 1) == pytest.approx(0.046)
 
 
 def test_the_fit_finds_what_is_outside_of_the_steps() -> None:
@@ -331,5 +360,5 @@ def test_the_fit_finds_what_is_outside_of_the_steps() -> None:
 def test_a_run_leaves_the_levels_of_logs_as_they_were() -> None:
     loggers = [logging.getLogger(name) for name in ("triptych_common", "triptych_engine", "triptych_frontend")]
     before = [logger.level for logger in loggers]
-    Simulation(Setup(StepCosts(0.01, 0.001, 0.001), 100, 1)).run([], Limits())
+    Simulation(Setup(SimulatedCosts(StepCosts(0.01, 0.001, 0.001)), 100, 1)).run([], Limits())
     assert [logger.level for logger in loggers] == before

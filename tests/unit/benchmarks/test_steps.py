@@ -102,6 +102,15 @@ def test_decoding_of_longer_contexts_begins_with_what_shorter_ones_computed(benc
     assert bench._scheduler.num_running == 0
 
 
+@pytest.mark.model
+def test_a_prompt_is_computed_in_chunks_beside_streams(bench: Bench) -> None:
+    steps = bench.mixed(2, 32, 200)
+    assert sum(step["num_tokens"] for step in steps) == 200
+    assert [step["num_before"] for step in steps] == [sum(one["num_tokens"] for one in steps[:n]) for n in range(len(steps))]
+    assert {step["num_seqs"] for step in steps} == {2}
+    assert bench._scheduler.num_running == 0
+
+
 def results_of(*runs: dict) -> dict:
     return {
         "kind": "steps",

@@ -129,6 +129,9 @@ def test_constraints_are_refused(simulated: Simulated) -> None:
         (json.dumps({**COSTS, "prompt_token_s": "nan"}), "prompt_token_s"),
         (json.dumps({**COSTS, "other": 1}), "other"),
         (json.dumps({"fixed_s": 1}), "decode_s"),
+        (json.dumps({**COSTS, "curve": [[1, 0.1], [1, 0.2]]}), "curve: .*more tokens"),
+        (json.dumps({**COSTS, "curve": [[1, 0.2], [2, 0.1]]}), "curve: .*not less time"),
+        (json.dumps({**COSTS, "curve": [[0, 0.2]]}), "curve"),
     ],
 )
 def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, content: str | None, told: str) -> None:
