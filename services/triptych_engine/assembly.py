@@ -65,7 +65,7 @@ def new_executor(
     with startup_objects_frozen():  # these import torch, which this process does not need if a worker computes
         from triptych_engine.executor.in_process import InProcessExecutor
         from triptych_engine.runner.config import runner_config
-    return InProcessExecutor(runner_config(settings, model, path, pooling, host_memory))
+    return InProcessExecutor(runner_config(settings, model, path, pooling, host_memory), keeps_verdicts=True)
 
 
 def _nodes(settings: EngineSettings, model: common_pb2.ModelInfo, host_memory: HostMemory | None) -> Nodes | None:

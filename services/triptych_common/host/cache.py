@@ -1,4 +1,4 @@
-"""The directory in which Triptych keeps what it makes once: built-in models and compiled kernels."""
+"""The directory in which Triptych keeps what it makes once: built-in models, compiled kernels, verdicts of checks."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.encoder_runner import EncoderRunner
 from triptych_engine.runner.launched_step import LaunchedStep, ModelOutput
 from triptych_engine.runner.model_runner import ModelRunner
+from triptych_engine.runner.verdict_file import VerdictFile
 from triptych_engine.runner.verdicts import Verdicts
 from triptych_engine.scheduling.output import SchedulerOutput, StepResult
 
@@ -29,14 +30,21 @@ class InProcessExecutor:
         config: configuration of the runner that `load` builds.
         runner: a runner that is already loaded; `load` is then not needed.
         verdicts: what another executor has found out about the same model.
+        keeps_verdicts: on disk, for the next start; and begins with those that are there.
     """
 
     def __init__(
-        self, config: RunnerConfig, runner: ModelRunner | EncoderRunner | None = None, verdicts: Verdicts | None = None
+        self,
+        config: RunnerConfig,
+        runner: ModelRunner | EncoderRunner | None = None,
+        verdicts: Verdicts | None = None,
+        *,
+        keeps_verdicts: bool = False,
     ) -> None:
         self._config = config
         self._runner = runner
         self._verdicts = Verdicts() if verdicts is None else verdicts
+        self._file = VerdictFile(config) if keeps_verdicts else None
         if runner is not None:
             self._verdicts.of("num_blocks", lambda: runner.num_blocks)
         self._outputs: dict[int, ModelOutput] = {}  # step_id -> output of a step that is not sampled yet
@@ -53,7 +61,12 @@ class InProcessExecutor:
         pooling = self._config.pooling
         if pooling is not None and pooling.is_bidirectional:
             return self._load_encoder(pooling)
+        if self._file is not None:
+            self._file.read(self._verdicts)
+        is_known = "passed" in self._verdicts
         runner = self._runner = build_runner(self._config, verdicts=self._verdicts)
+        if self._file is not None and not is_known:
+            self._file.write(self._verdicts)
         costs = runner.warm_up()
         return ExecutorInfo(
             vocab_size=runner.vocab_size,

@@ -106,7 +106,8 @@ def executor_of_worker(
         config = replace(config, model_path=place.model_path)
     if place.size > 1:
         config = share_of_resources(replace(config, place=place))
-    return InProcessExecutor(config, verdicts=verdicts)
+    # Ranks must know the same: those that ask would wait for those that do not.
+    return InProcessExecutor(config, verdicts=verdicts, keeps_verdicts=place.size == 1)
 
 
 class Worker:
