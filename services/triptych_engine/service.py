@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
 import grpc
 from prometheus_client import Metric
@@ -17,7 +14,6 @@ from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc, kv_pb2, kv_pb2_
 from triptych_common.cluster.encoder import EncoderConnection
 from triptych_common.cluster.pool import Pool
 from triptych_common.cluster.resolution import resolver_of
-from triptych_common.constraints.cache import warm_up
 from triptych_common.constraints.spec import KINDS
 from triptych_common.host.memory import resident_memory
 from triptych_common.model import store as model_store
@@ -37,12 +33,11 @@ from triptych_engine.assembly import (
     schedules_ahead,
 )
 from triptych_engine.core import EngineCore, new_device_thread
-from triptych_engine.executor.multiproc import MultiprocExecutor
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
+from triptych_engine.extras import new_publisher, vllm_rpc
 from triptych_engine.kv_events.batches import KVEventBatches
 from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.kv_transfer.sharing import BlockSharing
-from triptych_engine.load import Load
 from triptych_engine.media.fetcher import EmbeddingFetcher, FetchStatistics
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.metrics import EngineMetrics
@@ -51,9 +46,7 @@ from triptych_engine.rpc.outbox import Outbox
 from triptych_engine.rpc.servicer import EngineServicer
 from triptych_engine.runner.lora.directory import LoraDirectory
 from triptych_engine.settings import EngineSettings
-
-if TYPE_CHECKING:
-    from triptych_engine.kv_events.publisher import KVEventPublisher
+from triptych_engine.startup import load_model, until_any
 
 log = logging.getLogger(__name__)
 _DESCRIPTOR = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
@@ -84,7 +77,7 @@ class EngineService:
             *([vllm_rpc().DESCRIPTOR] if settings.vllm_grpc else []),
         ]
         self._server = ServiceServer("engine", settings, descriptors, self._register, self, self._metrics, tls=self._tls)
-        self._outbox = Outbox(self._loop, self._on_load, self._server.tracer)
+        self._outbox = Outbox(self._loop, lambda load: self._servicer.on_load(load), self._server.tracer)
         self._servicer = EngineServicer(self._outbox, lambda: self._server.identity.describe(self._state), self._server.tracer)
         #: None if nobody can ask for events: then the block pool records none.
         self._kv_events = KVEventBatches(self._loop) if settings.kv_events or settings.vllm_grpc else None
@@ -165,10 +158,11 @@ class EngineService:
         await self._server.start()
         try:
             publisher = new_publisher(settings, self._kv_events)
-            loaded = await self._load(executor, stop, has_constraints=pooling is None and settings.simulate is None)
+            has_constraints = pooling is None and settings.simulate is None
+            loaded = await load_model(executor, self._device_thread, stop, self._died, has_constraints=has_constraints)
             if loaded is not None:
                 await self._serve(executor, model, path, pooling, loaded, new_tier(memory, loaded))
-                await self._until_stopped(stop)
+                await until_any(stop, self._died)
         finally:
             self._servicer.refuse("the engine is stopping")
             await self._server.stop()
@@ -212,21 +206,7 @@ class EngineService:
         if isinstance(traits, MediaTraits):
             # Encoders know nothing of pooling, which is in the fingerprint of a model that embeds.
             files = await asyncio.to_thread(model_store.model_info, path, model.name, model.max_model_len)
-            encoders = Pool(
-                "encoder",
-                resolver_of(settings.encoder_addresses, "encoder", files.fingerprint),
-                lambda address: EncoderConnection(address, files, tls=self._tls),
-                tls=self._tls,
-            )
-            self._encoders = asyncio.create_task(encoders.run(), name="encoders")
-            self._fetcher = EmbeddingFetcher(
-                encoders,
-                traits,
-                settings.embedding_timeout_s,
-                lambda number, result: self._loaded().deliver(number, result),
-                self._fetches,
-                self._server.tracer,
-            )
+            self._connect_encoders(files, traits)
         scheduler = make_scheduler(settings, loaded, model.max_model_len, tier, generates=pooling is None)
         self._core = EngineCore(
             scheduler,
@@ -269,6 +249,23 @@ class EngineService:
         await self._server.health.set_ready(True)
         log.info("ready: %s, %d tokens of context, %d tokens of KV cache", model.name, model.max_model_len, capacity)
 
+    def _connect_encoders(self, files: common_pb2.ModelInfo, traits: MediaTraits) -> None:
+        encoders = Pool(
+            "encoder",
+            resolver_of(self._settings.encoder_addresses, "encoder", files.fingerprint),
+            lambda address: EncoderConnection(address, files, tls=self._tls),
+            tls=self._tls,
+        )
+        self._encoders = asyncio.create_task(encoders.run(), name="encoders")
+        self._fetcher = EmbeddingFetcher(
+            encoders,
+            traits,
+            self._settings.embedding_timeout_s,
+            lambda number, result: self._loaded().deliver(number, result),
+            self._fetches,
+            self._server.tracer,
+        )
+
     def _on_death(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._died.set)
 
@@ -301,64 +298,3 @@ class EngineService:
 
     def _metrics(self) -> list[Metric]:
         return self._counts.families() if self._counts is not None else []
-
-    def _on_load(self, load: Load) -> None:
-        self._servicer.on_load(load)
-
-    async def _load(self, executor: Executor, stop: asyncio.Event, *, has_constraints: bool) -> ExecutorInfo | None:
-        """Load the model on the device thread. Returns None if the service has to stop."""
-        loading = asyncio.wrap_future(self._device_thread.submit(executor.load))
-        stopping = asyncio.ensure_future(stop.wait())
-        waiting: list[asyncio.Future[Any]] = [loading, stopping]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not loading.done() and isinstance(executor, MultiprocExecutor):  # it may wait for other hosts
-            await asyncio.to_thread(executor.close)
-            with contextlib.suppress(StartupError):
-                await loading
-            return None
-        loaded = await loading
-        if has_constraints and not stop.is_set():
-            # Before requests come: llguidance keeps the GIL for 0.3 s (49,152 tokens), in which no step could begin.
-            compiling = asyncio.wrap_future(warm_up(executor.compile_constraint))
-            ended = asyncio.create_task(self._until_stopped(stop))
-            await asyncio.wait([compiling, ended], return_when=asyncio.FIRST_COMPLETED)
-            ended.cancel()
-            if self._died.is_set():
-                raise StartupError("the engine's worker ended at its start; see the log above")
-            if not stop.is_set():
-                await compiling
-        return None if stop.is_set() else loaded
-
-    async def _until_stopped(self, stop: asyncio.Event) -> None:
-        waiting = [asyncio.create_task(event.wait()) for event in (stop, self._died)]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
-
-
-def vllm_rpc() -> ModuleType:
-    """The module of vLLM's contract. Raises StartupError if its package is not installed."""
-    try:
-        return importlib.import_module("triptych_engine.rpc.vllm.servicer")
-    except ModuleNotFoundError as error:
-        raise StartupError(f"vllm_grpc needs the package smg-grpc-proto ({error})") from error
-
-
-def new_publisher(settings: EngineSettings, batches: KVEventBatches | None) -> KVEventPublisher | None:
-    """Publishes KV events if the settings ask for it. Raises StartupError if it cannot."""
-    if settings.kv_events is None or batches is None:
-        if settings.kv_events_replay is not None:
-            raise StartupError("kv_events_replay needs kv_events")
-        return None
-    try:
-        module = importlib.import_module("triptych_engine.kv_events.publisher")
-    except ModuleNotFoundError as error:
-        raise StartupError(f"kv_events needs the packages pyzmq and msgspec ({error})") from error
-    publisher: KVEventPublisher = module.KVEventPublisher(
-        batches, settings.kv_events, settings.kv_events_replay, settings.kv_events_topic
-    )
-    log.info("KV events are published at %s", publisher.endpoint)
-    return publisher

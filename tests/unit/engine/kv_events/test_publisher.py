@@ -15,11 +15,11 @@ import zmq.asyncio
 from support import kv_events as vllm
 from support.waiting import until
 from triptych.errors import StartupError
+from triptych_engine.extras import new_publisher
 from triptych_engine.kv_events import publisher as module
 from triptych_engine.kv_events.batches import KVEventBatches
 from triptych_engine.kv_events.publisher import KVEventPublisher
 from triptych_engine.scheduling.block_pool import AllBlocksCleared, BlockStored
-from triptych_engine.service import new_publisher
 from triptych_engine.settings import EngineSettings
 
 
