@@ -15,10 +15,12 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
-from support.builders.families import FAMILY_TABLE
+from support.builders.families import FAMILY_TABLE as OTHER_FAMILIES
 from support.builders.family_parts import Family, Ids
+from support.builders.newer_families import NEWER_FAMILIES
 from support.builders.tokenizer import byte_level_tokenizer
 
+FAMILY_TABLE = OTHER_FAMILIES | NEWER_FAMILIES
 FAMILIES: tuple[str, ...] = tuple(FAMILY_TABLE)
 
 

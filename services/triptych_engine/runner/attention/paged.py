@@ -163,30 +163,6 @@ def paged_attention(
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
-class LayerObserver:
-    """Replaces the backend in the first forward pass, and records the shape of each attention layer."""
-
-    name = "observer"
-
-    def __init__(self) -> None:
-        self.layers: dict[int, LayerShape] = {}
-
-    def forward(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float,
-        window: int,
-        softcap: float,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        self.layers[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
-        return value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
-
-
 class TorchAttention:
     """Paged attention in plain torch, sequence by sequence. It works on any device and with any shape, but it is slow.
 

@@ -23,7 +23,8 @@ from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.dtype import checkpoint_dtype
 from triptych_common.model.weights import check_weight_files, gguf_file
 
-from triptych_engine.runner.attention.paged import ATTENTION_NAME, AttentionBackend, LayerObserver, LayerShape, attending
+from triptych_engine.runner.attention.observer import observe_layers
+from triptych_engine.runner.attention.paged import ATTENTION_NAME, AttentionBackend, LayerShape, attending
 from triptych_engine.runner.model.loading_info import check_loaded
 from triptych_engine.runner.model.precision import check_quantized, compute_dtype
 from triptych_engine.runner.model.refusals import check_supported, is_multimodal
@@ -192,11 +193,12 @@ def load_model(
     probe = torch.arange(num_probe_tokens, device=device) * 7919 % config.get_text_config().vocab_size
     verdicts = verdicts or Verdicts()
     reference = torch.empty(0) if "passed" in verdicts else _reference_logits(model, config, name, probe)
+    layers = verdicts.of("layers", lambda: observe_layers(model, config, name, probe, max_model_len))
     model.set_attn_implementation(ATTENTION_NAME)
     return LoadedModel(
         model=model,
         config=config,
-        layers=verdicts.of("layers", lambda: _observe_layers(model, config, name, probe)),
+        layers=layers,
         dtype=dtype,
         checkpoint_dtype=checkpoint,
         device=device,
@@ -253,21 +255,6 @@ def _model_class(config: PretrainedConfig) -> Any:
 
 def _name(entry: str | tuple[str, ...]) -> str:
     return entry if isinstance(entry, str) else entry[0]
-
-
-def _observe_layers(model: PreTrainedModel, config: PretrainedConfig, name: str, probe: torch.Tensor) -> dict[int, LayerShape]:
-    """Record what each layer stores. Refuses models that do not use paged attention although they were switched to it."""
-    observer = LayerObserver()
-    with torch.inference_mode(), attending(observer):  # type: ignore[arg-type]
-        try:
-            model(input_ids=probe[None], position_ids=None, use_cache=False)
-        except (RuntimeError, AttributeError) as error:
-            raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {error}") from error
-    num_layers = config.get_text_config().num_hidden_layers
-    if sorted(observer.layers) != list(range(num_layers)):
-        used = f"{len(observer.layers)} of its {num_layers} layers use the attention interface"
-        raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {used}")
-    return observer.layers
 
 
 def _num_position_axes(config: PretrainedConfig) -> int:

@@ -8,6 +8,7 @@ Any other operation of a family really runs, on zeros: slower, but with the same
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -50,13 +51,25 @@ def sized_image_processor(processor: Any, max_pixels: int) -> Any:
 
 
 class _GridOnly:
-    """Computes only the grid, for Qwen2-VL's image processor. Its patches would be real arrays of up to hundreds of megabytes."""
+    """Computes only the grid, for the image processors of Qwen2-VL and GLM-4V. Their patches would be real arrays of up to hundreds
+    of megabytes."""
 
     def _preprocess(
-        self: Any, images: list[np.ndarray], do_resize: bool, size: Any, resample: Any, patch_size: int, merge_size: int, **_: Any
+        self: Any,
+        images: list[np.ndarray],
+        do_resize: bool,
+        size: Any,
+        resample: Any,
+        patch_size: int,
+        merge_size: int,
+        temporal_patch_size: int,
+        **_: Any,
     ) -> dict[str, np.ndarray]:
         if do_resize:
-            images = [self.resize(image, size=size, resample=resample, factor=patch_size * merge_size) for image in images]
+            factors = {"factor": patch_size * merge_size}
+            if "temporal_factor" in inspect.signature(self.resize).parameters:
+                factors["temporal_factor"] = temporal_patch_size
+            images = [self.resize(image, size=size, resample=resample, **factors) for image in images]
         grids = [(1, image.shape[-2] // patch_size, image.shape[-1] // patch_size) for image in images]
         return {"image_grid_thw": np.array(grids, np.int64)}
 

@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 from support.builders.engine import a_tiny_llama_config, save_random_model
+from support.builders.text_families import COMMON
 from transformers import (
     BloomConfig,
     FalconConfig,
     Llama4TextConfig,
     MambaConfig,
     Phi3Config,
+    PhimoeConfig,
     PretrainedConfig,
+    Qwen2MoeConfig,
     Qwen3NextConfig,
     T5Config,
     ViTConfig,
@@ -23,6 +26,7 @@ from triptych_engine.runner.model.loader import LoadedModel, check_parity, load_
 from triptych_engine.runner.model.refusals import check_supported
 
 CPU = torch.device("cpu")
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
 
 
 @pytest.mark.parametrize(
@@ -79,6 +83,21 @@ def test_models_that_attend_in_their_own_way_are_refused_at_load(config: Pretrai
     save_random_model(tmp_path, config)
     with pytest.raises(UnsupportedModelError, match=r"cannot serve tiny \(\w+\): "):
         load_model(tmp_path, "tiny", dtype=None, device=CPU, max_model_len=64)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen2MoeConfig(**COMMON, **EXPERTS, use_sliding_window=True, sliding_window=30, max_window_layers=1),
+        PhimoeConfig(**COMMON, num_local_experts=4, num_experts_per_tok=2, sliding_window=30),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_window_that_only_a_mask_has_is_refused_beyond_it(config: PretrainedConfig, tmp_path: Path):
+    save_random_model(tmp_path, config)
+    with pytest.raises(UnsupportedModelError, match=r"the last 30 tokens is in its mask only; set max_model_len to that"):
+        load_model(tmp_path, "tiny", dtype=None, device=CPU, max_model_len=31)
+    assert len(load_model(tmp_path, "tiny", dtype=None, device=CPU, max_model_len=30).layers) == config.num_hidden_layers
 
 
 def test_a_directory_of_an_unknown_kind_is_refused(tmp_path: Path):

@@ -24,7 +24,7 @@ CHECKS = [
     (builder, "check_parity"),
     (builder, "check_batch_invariance"),
     (loader, "_reference_logits"),
-    (loader, "_observe_layers"),
+    (loader, "observe_layers"),
     (decoder, "_find_parts"),
     (layer, "_computes_the_same"),
     (FusedDecoderLayer, "is_whole"),

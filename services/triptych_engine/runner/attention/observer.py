@@ -1,0 +1,100 @@
+"""What the attention layers of a model store and attend to, seen in its first forward pass on the paged path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
+from triptych.errors import UnsupportedModelError
+
+from triptych_engine.runner.attention.paged import LayerShape, attending, current_backend, paged_attention
+
+#: Name of the attention during that pass.
+OBSERVED_ATTENTION = "triptych_observed"
+
+
+def observe_layers(
+    model: PreTrainedModel, config: PretrainedConfig, name: str, probe: torch.Tensor, max_model_len: int
+) -> dict[int, LayerShape]:
+    """What each layer stores, by its index.
+
+    Args:
+        probe: [num_tokens] token ids.
+
+    Raises:
+        UnsupportedModelError: the model does not use the attention that it is switched to, or has a window in its mask only.
+    """
+    observer = LayerObserver()
+    model.set_attn_implementation(OBSERVED_ATTENTION)
+    with torch.inference_mode(), attending(observer):  # type: ignore[arg-type]
+        try:
+            model(input_ids=probe[None], position_ids=None, use_cache=False)
+        except (RuntimeError, AttributeError) as error:
+            raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {error}") from error
+    num_layers = config.get_text_config().num_hidden_layers
+    if sorted(observer.layers) != list(range(num_layers)):
+        used = f"{len(observer.layers)} of its {num_layers} layers use the attention interface"
+        raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {used}")
+    window = min(observer.mask_windows.values(), default=max_model_len)
+    if window < max_model_len:
+        why = f"its attention to the last {window} tokens is in its mask only; set max_model_len to that or less"
+        raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {why}")
+    return observer.layers
+
+
+class LayerObserver:
+    """Replaces the backend in that pass.
+
+    Attributes:
+        layers: what each layer stores.
+        mask_windows: number of keys that the tokens of a layer attend to, where only its mask says it. A paged attention has no
+            masks, so it would attend to all.
+    """
+
+    name = "observer"
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerShape] = {}
+        self.mask_windows: dict[int, int] = {}
+
+    def forward(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+        window: int,
+        softcap: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        self.layers[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
+        return value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+
+
+def _observed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    observer = current_backend()
+    if attention_mask is not None and attention_mask.dtype == torch.int64 and isinstance(observer, LayerObserver):
+        if not sliding_window:
+            observer.mask_windows[int(module.layer_idx)] = int(attention_mask)  # type: ignore[arg-type]
+        attention_mask = None
+    return paged_attention(module, query, key, value, attention_mask, sliding_window=sliding_window, **kwargs)
+
+
+def _window_instead_of_a_mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> torch.Tensor | None:
+    """In the place of a mask, the number of keys that a token attends to: [1, 1, 1, 1] int64; None for all."""
+    return None if local_size is None else torch.full((1, 1, 1, 1), local_size)
+
+
+AttentionInterface.register(OBSERVED_ATTENTION, _observed_attention)
+AttentionMaskInterface.register(OBSERVED_ATTENTION, _window_instead_of_a_mask)

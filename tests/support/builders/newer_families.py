@@ -1,0 +1,162 @@
+"""Multimodal families of 2025 and 2026, each with a tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import transformers
+from transformers import PretrainedConfig
+
+from support.builders.family_parts import (
+    CLIP,
+    MROPE,
+    QWEN3_TOWER,
+    QWEN3_VIDEOS,
+    QWEN_IMAGES,
+    QWEN_NAMED,
+    QWEN_OTHER,
+    QWEN_PARTS,
+    QWEN_SIZE,
+    QWEN_TOWER,
+    SIGLIP,
+    TOWER,
+    Family,
+    Ids,
+    image_processor,
+    qwen_vl,
+)
+
+_ROPE = {**MROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+_TOWER = {**QWEN_TOWER, "image_size": 56, "patch_size": 14}
+
+
+def _glm(config: type[PretrainedConfig], **text: Any) -> Callable[[Ids], PretrainedConfig]:
+    def build(ids: Ids) -> PretrainedConfig:
+        return config(
+            text_config=ids.text(rope_parameters=_ROPE, **text),
+            vision_config=_TOWER,
+            image_token_id=ids("<|image|>"),
+            video_token_id=ids("<|video|>"),
+            image_start_token_id=ids("<|begin_of_image|>"),
+            image_end_token_id=ids("<|end_of_image|>"),
+            video_start_token_id=ids("<|begin_of_video|>"),
+            video_end_token_id=ids("<|end_of_video|>"),
+        )
+
+    return build
+
+
+def _family(model_class: str, config: Callable[[Ids], PretrainedConfig], kind: str = "Glm4v") -> Family:
+    return Family(
+        model_class=model_class,
+        config=config,
+        processor_class=f"{kind}Processor",
+        preprocessor=image_processor(f"{kind}ImageProcessor", size=QWEN_SIZE, patch_size=14, temporal_patch_size=2, merge_size=2),
+        video_preprocessor={"video_processor_type": f"{kind}VideoProcessor"},
+        named_tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+        other_tokens=("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>"),
+        parts={"image": "<|begin_of_image|><|image|><|end_of_image|>"},
+    )
+
+
+NEWER_FAMILIES: dict[str, Family] = {
+    "glm4v": _family("Glm4vForConditionalGeneration", _glm(transformers.Glm4vConfig)),
+    "glm4v_moe": _family(
+        "Glm4vMoeForConditionalGeneration",
+        _glm(
+            transformers.Glm4vMoeConfig,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_shared_experts=1,
+            moe_intermediate_size=32,
+            first_k_dense_replace=1,
+            n_group=1,
+            topk_group=1,
+        ),
+    ),
+    "glm46v": _family("Glm46VForConditionalGeneration", _glm(transformers.Glm46VConfig), "Glm46V"),
+    "glm_ocr": _family("GlmOcrForConditionalGeneration", _glm(transformers.GlmOcrConfig), "Glm46V"),
+    "paddleocr_vl": Family(
+        model_class="PaddleOCRVLForConditionalGeneration",
+        config=lambda ids: transformers.PaddleOCRVLConfig(
+            text_config=ids.text(rope_parameters=MROPE, head_dim=16),
+            vision_config={**TOWER, "image_size": 56, "patch_size": 14},
+            image_token_id=ids("<|IMAGE_PLACEHOLDER|>"),
+            video_token_id=ids("<|video_pad|>"),
+            vision_start_token_id=ids("<|IMAGE_START|>"),
+            vision_end_token_id=ids("<|IMAGE_END|>"),
+        ),
+        processor_class="PaddleOCRVLProcessor",
+        preprocessor=image_processor(
+            "PaddleOCRVLImageProcessor", size=QWEN_SIZE, patch_size=14, temporal_patch_size=1, merge_size=2
+        ),
+        named_tokens={"image_token": "<|IMAGE_PLACEHOLDER|>"},
+        other_tokens=("<|IMAGE_START|>", "<|IMAGE_END|>", "<|video_pad|>"),
+        parts={"image": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"},
+    ),
+    "qwen3_vl_moe": Family(
+        model_class="Qwen3VLMoeForConditionalGeneration",
+        config=qwen_vl(
+            transformers.Qwen3VLMoeConfig,
+            QWEN3_TOWER,
+            head_dim=16,
+            rope_parameters={**MROPE, "mrope_interleaved": True},
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+        ),
+        processor_class="Qwen3VLProcessor",
+        preprocessor=QWEN_IMAGES,
+        video_preprocessor=QWEN3_VIDEOS,
+        named_tokens=QWEN_NAMED,
+        other_tokens=QWEN_OTHER,
+        parts=QWEN_PARTS,
+    ),
+    "llava_next": Family(
+        model_class="LlavaNextForConditionalGeneration",
+        config=lambda ids: transformers.LlavaNextConfig(
+            vision_config=transformers.CLIPVisionConfig(**CLIP),
+            text_config=transformers.MistralConfig(**ids.text()),
+            image_token_id=ids("<image>"),
+            image_token_index=ids("<image>"),
+            image_grid_pinpoints=[[28, 56], [56, 28], [56, 56]],
+        ),
+        processor_class="LlavaNextProcessor",
+        processor={"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+        preprocessor=image_processor(
+            "LlavaNextImageProcessor",
+            size={"shortest_edge": 28},
+            crop_size={"height": 28, "width": 28},
+            image_grid_pinpoints=[[28, 56], [56, 28], [56, 56]],
+        ),
+        other_tokens=("<image>",),
+        parts={"image": "<image>\n"},
+    ),
+    "granite_vision": Family(
+        model_class="LlavaNextForConditionalGeneration",
+        config=lambda ids: transformers.LlavaNextConfig(
+            vision_config=transformers.SiglipVisionConfig(**{**SIGLIP, "num_hidden_layers": 4}),
+            text_config=transformers.GraniteConfig(
+                **ids.text(embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.5)
+            ),
+            image_token_id=ids("<image>"),
+            image_token_index=ids("<image>"),
+            image_grid_pinpoints=[[28, 56], [56, 28], [56, 56]],
+            vision_feature_layer=[-4, -3, -1],
+            vision_feature_select_strategy="full",
+            use_image_newline_parameter=True,
+        ),
+        processor_class="LlavaNextProcessor",
+        processor={"patch_size": 7, "vision_feature_select_strategy": "full"},
+        preprocessor=image_processor(
+            "LlavaNextImageProcessor",
+            size={"height": 28, "width": 28},
+            crop_size={"height": 28, "width": 28},
+            do_center_crop=True,
+            image_grid_pinpoints=[[28, 56], [56, 28], [56, 56]],
+        ),
+        other_tokens=("<image>",),
+        parts={"image": "<image>\n"},
+    ),
+}
