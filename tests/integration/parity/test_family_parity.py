@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from support.builders.engine import a_request, a_tiny_llama_config, save_random_model
+from support.builders.newer_text_families import NEWER_FAMILIES
 from support.builders.text_families import COMMON, FAMILIES, PROMPTS
 from support.drivers.engine import EngineDriver, transformers_greedy
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
@@ -18,9 +19,12 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Pret
 MAX_TOKENS = 12
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+ALL_FAMILIES = FAMILIES | NEWER_FAMILIES
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_greedy_tokens_and_logprobs_equal_transformers(family: str, tmp_path: Path):
-    save_random_model(tmp_path, FAMILIES[family])
+    save_random_model(tmp_path, ALL_FAMILIES[family])
     expected = transformers_greedy(tmp_path, PROMPTS, MAX_TOKENS, eos_token_id=None)
     driver = EngineDriver(tmp_path)
     requests = [a_request(f"r{i}", prompt, max_tokens=MAX_TOKENS, logprobs=3) for i, prompt in enumerate(PROMPTS)]

@@ -20,7 +20,10 @@ from them are verified first, without rounded inputs; cpu/quantize.py comes last
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
+import re
 from collections.abc import Callable
 
 import torch
@@ -108,13 +111,22 @@ def _replace(model: PreTrainedModel, make: Callable[[nn.Module, str], nn.Module 
         if parent is head or isinstance(parent, (PackedLinear, GatedMLP)):
             continue
         for name, child in list(parent.named_children()):
-            replacement = make(child, f"{prefix}.{name}")
+            replacement = None if name in _read_weights(type(parent)) else make(child, f"{prefix}.{name}")
             if replacement is not None:
                 setattr(parent, name, replacement)
                 num_replaced += 1
                 if num_replaced % _RETURN_EVERY == 0:
                     return_free_memory()
     return num_replaced
+
+
+@functools.cache
+def _read_weights(kind: type[nn.Module]) -> frozenset[str]:
+    """Names of the modules inside of a module whose weights its own code reads, as the router of HunYuan's mixture does."""
+    try:
+        return frozenset(re.findall(r"self\.(\w+)\.weight\b", inspect.getsource(kind.forward)))
+    except (OSError, TypeError):  # there is no source
+        return frozenset()
 
 
 def _packed_linear(module: nn.Module, kernels: FusedKernels) -> nn.Module | None:

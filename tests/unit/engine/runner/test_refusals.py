@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -115,5 +116,7 @@ def test_logits_that_differ_from_transformers_are_refused(tmp_path: Path):
         check_parity(loaded, loaded.probe_logits.roll(1, 0), "tiny")
     with pytest.raises(UnsupportedModelError, match=r"with a KV cache in bfloat16 .* with --kv-cache-dtype float32"):
         check_parity(loaded, loaded.probe_logits.roll(1, 0), "tiny", cache_dtype=torch.bfloat16)
+    with_zeros = loaded.probe_logits * (torch.arange(len(loaded.probe_logits)) > 0)[:, None]
+    check_parity(dataclasses.replace(loaded, probe_logits=with_zeros), with_zeros, "tiny")
     with pytest.raises(UnsupportedModelError, match="nan"):
         check_parity(loaded, loaded.probe_logits * float("nan"), "tiny")
