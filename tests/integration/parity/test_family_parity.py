@@ -67,6 +67,25 @@ MULTIMODAL: dict[str, PretrainedConfig] = {
         vision_start_token_id=7,
         vision_end_token_id=8,
     ),
+    "gemma4": transformers.Gemma4Config(
+        text_config=NEWER_FAMILIES["gemma4-text"],
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "patch_size": 4,
+            "position_embedding_size": 16,
+        },
+        audio_config=None,
+        image_token_id=5,
+        video_token_id=6,
+        boi_token_id=7,
+        eoi_token_id=8,
+        audio_token_id=9,
+    ),
 }
 
 

@@ -30,6 +30,16 @@ _LATENT = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
 }
+#: The last two of four layers attend to keys and values of earlier ones, and each layer has inputs of its own.
+_SHARED = {
+    **HEAD_16,
+    **WINDOW,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 97,
+}
 
 NEWER_FAMILIES: dict[str, PretrainedConfig] = {
     "afmoe": transformers.AfmoeConfig(**HEAD_16, **WINDOW, **_EXPERTS, num_dense_layers=1),
@@ -45,6 +55,16 @@ NEWER_FAMILIES: dict[str, PretrainedConfig] = {
     "exaone4": transformers.Exaone4Config(**HEAD_16, **WINDOW),
     "exaone-moe": transformers.ExaoneMoeConfig(**HEAD_16, **WINDOW, **_EXPERTS),
     "flex-olmo": transformers.FlexOlmoConfig(**COMMON, num_experts=4, num_experts_per_tok=2),
+    "gemma3n-text": transformers.Gemma3nTextConfig(
+        **{**_SHARED, "intermediate_size": [80] * 4},
+        laurel_rank=8,
+        altup_num_inputs=2,
+        activation_sparsity_pattern=[0.5, 0.5, 0.0, 0.0],
+    ),
+    "gemma4-text": transformers.Gemma4TextConfig(**_SHARED, global_head_dim=32),
+    "gemma4-text-moe": transformers.Gemma4TextConfig(
+        **HEAD_16, **WINDOW, global_head_dim=32, enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=16
+    ),
     "glm": transformers.GlmConfig(**HEAD_16),
     "glm4-moe": transformers.Glm4MoeConfig(**HEAD_16, **_ROUTED),
     "glm4-moe-lite": transformers.Glm4MoeLiteConfig(**_LATENT, **_ROUTED),
