@@ -25,6 +25,7 @@ import inspect
 import logging
 import re
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -111,7 +112,7 @@ def _replace(model: PreTrainedModel, make: Callable[[nn.Module, str], nn.Module 
         if parent is head or isinstance(parent, (PackedLinear, GatedMLP)):
             continue
         for name, child in list(parent.named_children()):
-            replacement = None if name in _read_weights(type(parent)) else make(child, f"{prefix}.{name}")
+            replacement = None if name in _read_weights(type(parent).forward) else make(child, f"{prefix}.{name}")
             if replacement is not None:
                 setattr(parent, name, replacement)
                 num_replaced += 1
@@ -121,10 +122,10 @@ def _replace(model: PreTrainedModel, make: Callable[[nn.Module, str], nn.Module 
 
 
 @functools.cache
-def _read_weights(kind: type[nn.Module]) -> frozenset[str]:
-    """Names of the modules inside of a module whose weights its own code reads, as the router of HunYuan's mixture does."""
+def _read_weights(forward: Callable[..., Any]) -> frozenset[str]:
+    """Names of the modules inside of a module whose weights its own forward pass reads, as the router of HunYuan's mixture does."""
     try:
-        return frozenset(re.findall(r"self\.(\w+)\.weight\b", inspect.getsource(kind.forward)))
+        return frozenset(re.findall(r"self\.(\w+)\.weight\b", inspect.getsource(forward)))
     except (OSError, TypeError):  # there is no source
         return frozenset()
 
