@@ -31,9 +31,9 @@ gateway, one component for each model: its engine, in whose pods the others run 
 {{- end }}
 {{- end }}
 {{- if and $prefill.enabled (not $pooled) }}
-{{- $engine := last $own }}
-{{- $config := mergeOverwrite (deepCopy $engine.config) $prefill }}
-{{- $own = append $own (merge (dict "component" "prefill" "name" (printf "%s-%s-prefill" $full $model.name) "config" $config) $engine) }}
+{{- $config := mergeOverwrite (deepCopy (last $own).config) $prefill }}
+{{- $name := printf "%s-%s-prefill" $full $model.name }}
+{{- $own = append $own (dict "role" "engine" "component" "prefill" "model" $model.name "name" $name "config" $config "entry" $entry) }}
 {{- end }}
 {{- if $pooled }}
 {{- $companions := prepend (initial $own) (merge (dict "name" (printf "%s-%s-gateway" $full $model.name)) $gateway) }}

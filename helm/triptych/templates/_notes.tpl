@@ -53,6 +53,7 @@ WARNING: there are several gateways, and each keeps its own {{ $setting }} in me
 {{- if and (eq (include "triptych.component" .) "engine") (eq .entry.storage.type "pvc") }}
 {{- with .entry.storage.pvc }}{{ if not (or .existingClaim .storageClassName) }}{{ $unnamed = true }}{{ end }}{{ end }}
 {{- $replicas := max (int .config.replicas) ($.Values.keda.enabled | ternary (int .config.scaling.maxReplicas) 0) }}
+{{- if .entry.prefill.enabled }}{{ $replicas = add $replicas 1 }}{{ end }}
 {{- if and (gt $replicas 1) (not (include "triptych.manyNodes" (list $ .entry))) }}
 
 WARNING: the claim of {{ .model }} is {{ include "triptych.accessModes" (list $ .entry) | fromJsonArray | join ", " }}: all pods of the model run on one node. Set storage.pvc.accessModes to [ReadWriteMany] where the class can.

@@ -90,6 +90,12 @@
 {{- if gt (int .minReplicas) (int .maxReplicas) }}
 {{- fail (printf "\n%s: scaling.minReplicas is %v, more than maxReplicas, %v" $path .minReplicas .maxReplicas) }}{{ end }}
 {{- end }}
+{{- if and (eq .role "engine") .entry.prefill.enabled }}
+{{- if not (has (.entry.task | default "auto") (list "auto" "generate")) }}
+{{- fail (printf "\n%s: prefill.enabled is true, and task is %v; it is for models that generate text: give this entry prefill.enabled false" $path .entry.task) }}{{ end }}
+{{- if eq (.config.settings.enable_prefix_caching | toString) "false" }}
+{{- fail (printf "\n%s: prefill.enabled is true, and settings.enable_prefix_caching is false; the KV cache is handed over through the prefix cache" $path) }}{{ end }}
+{{- end }}
 {{- if include "triptych.hasNodes" . }}
 {{- if not .config.nodeKeySecret.name }}
 {{- fail (printf "\n%s: nodes is %v, and nodeKeySecret.name is empty; name the Secret with the key that the pods of a group share" $path .config.nodes) }}{{ end }}

@@ -30,7 +30,7 @@ class InProcessExecutor:
         config: configuration of the runner that `load` builds.
         runner: a runner that is already loaded; `load` is then not needed.
         verdicts: what another executor has found out about the same model.
-        keeps_verdicts: on disk, for the next start; and begins with those that are there.
+        keeps_verdicts: on disk, for the next start on a CPU; and begins with those that are there.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class InProcessExecutor:
         self._config = config
         self._runner = runner
         self._verdicts = Verdicts() if verdicts is None else verdicts
-        self._file = VerdictFile(config) if keeps_verdicts else None
+        self._keeps_verdicts = keeps_verdicts and config.device.type == "cpu"
         if runner is not None:
             self._verdicts.of("num_blocks", lambda: runner.num_blocks)
         self._outputs: dict[int, ModelOutput] = {}  # step_id -> output of a step that is not sampled yet
@@ -61,12 +61,13 @@ class InProcessExecutor:
         pooling = self._config.pooling
         if pooling is not None and pooling.is_bidirectional:
             return self._load_encoder(pooling)
-        if self._file is not None:
-            self._file.read(self._verdicts)
+        file = VerdictFile(self._config) if self._keeps_verdicts else None
+        if file is not None:
+            file.read(self._verdicts)
         is_known = "passed" in self._verdicts
         runner = self._runner = build_runner(self._config, verdicts=self._verdicts)
-        if self._file is not None and not is_known:
-            self._file.write(self._verdicts)
+        if file is not None and not is_known:
+            file.write(self._verdicts)
         costs = runner.warm_up()
         return ExecutorInfo(
             vocab_size=runner.vocab_size,

@@ -27,7 +27,14 @@ from triptych_engine.runner.fusion.decoder import find_decoder
 from triptych_engine.runner.fusion.kernels import FusedKernels
 from triptych_engine.runner.fusion.optimize import optimize
 from triptych_engine.runner.fusion.parallel import ParallelKernels
-from triptych_engine.runner.load_checks import check_batch_invariance, check_cache, check_media, check_structure, num_probe_blocks
+from triptych_engine.runner.load_checks import (
+    check_batch_invariance,
+    check_cache,
+    check_media,
+    check_structure,
+    invariance_tokens,
+    num_probe_blocks,
+)
 from triptych_engine.runner.lora.enable import enable_lora
 from triptych_engine.runner.media_inputs import MediaInputs
 from triptych_engine.runner.memory import measured_kv_cache_bytes
@@ -80,7 +87,7 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None, verdict
     if config.quantization != "none" or parts.model.is_quantized:
         _quantize(runner, parts, verdicts, group)
     if config.batch_invariant:
-        verdicts.of("batch invariance", lambda: check_batch_invariance(runner))
+        verdicts.of(("batch invariance", invariance_tokens(runner)), lambda: check_batch_invariance(runner))
     if config.lora_dir is not None:
         _enable_lora(runner, parts, config.lora_dir)
     parts.model.probe_logits = torch.empty(0)

@@ -57,10 +57,14 @@ def check_media(runner: ModelRunner, parts: RunnerParts) -> str | None:
     return None
 
 
+def invariance_tokens(runner: ModelRunner) -> int:
+    """Length of the prompt on which batch invariance is checked: as many as the cache has room for."""
+    return min(_INVARIANCE_TOKENS, runner.config.max_model_len, runner.num_blocks * runner.config.block_size)
+
+
 def check_batch_invariance(runner: ModelRunner) -> None:
     """Refuse the model unless a prompt has the same logits computed at once, in halves, in threes and token by token."""
-    config = runner.config
-    num_tokens = min(_INVARIANCE_TOKENS, config.max_model_len, runner.num_blocks * config.block_size)
+    config, num_tokens = runner.config, invariance_tokens(runner)
     prompt = [i * 7919 % runner.vocab_size for i in range(num_tokens)]
     whole = runner.prompt_logits(prompt)
     for num_chunks in (2, -(-num_tokens // 3), num_tokens):

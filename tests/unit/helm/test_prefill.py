@@ -95,6 +95,16 @@ def test_only_engines_that_decode_keep_a_model_ready(rendered: Any) -> None:
     """Without any engine for prompts, the others compute them."""
     objects = rendered(prefill={"enabled": True, "scaling": {"minReplicas": 0}}, keda={"enabled": True})
     assert "TRIPTYCH_GATEWAY_EXPECTED_MODELS" not in environment(objects, "demo-triptych-gateway")
+    assert of_kind(objects, "ScaledObject")[PREFILL]["spec"]["minReplicaCount"] == 0
+    assert of_kind(objects, "ScaledObject")[ENGINE]["spec"]["minReplicaCount"] == 1
+
+
+def test_values_of_nothing_are_values(rendered: Any) -> None:
+    prefill = {"enabled": True, "replicas": 0, "settings": {"prompt_lookup": False}}
+    objects = rendered(prefill=prefill, engine={"replicas": 2, "settings": {"prompt_lookup": True}})
+    assert of_kind(objects, "Deployment")[PREFILL]["spec"]["replicas"] == 0
+    assert environment(objects, PREFILL)["TRIPTYCH_ENGINE_PROMPT_LOOKUP"] == "false"
+    assert environment(objects, ENGINE)["TRIPTYCH_ENGINE_PROMPT_LOOKUP"] == "true"
 
 
 def test_there_are_none_by_default(rendered: Any) -> None:
@@ -113,12 +123,14 @@ def test_there_are_none_by_default(rendered: Any) -> None:
         ),
         ({"prefill": ENABLED | {"nodes": 2}}, "nodes"),
         ({"engine": {"settings": {"kv_role": "decode"}}}, "kv_role"),
+        ({"models": [{"name": "a", "model": "org/a", "task": "embed"}]}, "task is embed; it is for models that generate text"),
+        ({"engine": {"settings": {"enable_prefix_caching": False}}}, "settings.enable_prefix_caching is false"),
         (
             {"prefill": ENABLED | {"scaling": {"minReplicas": 9}}},
             'prefill of model "smollm2-135m-vision": scaling.minReplicas is 9',
         ),
     ],
-    ids=["nodes", "inference-gateway", "no-nodes-here", "a-role-of-its-own", "scaling"],
+    ids=["nodes", "inference-gateway", "no-nodes-here", "a-role-of-its-own", "embeds", "no-prefix-cache", "scaling"],
 )
 def test_what_is_refused(values: dict[str, Any], why: str) -> None:
     with pytest.raises(HelmError, match=why):

@@ -8,6 +8,7 @@ import logging
 import platform
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from triptych_common.host.cache import cache_dir
@@ -56,6 +57,7 @@ class CpuKernels:
         library.triptych_args_size.restype = ctypes.c_int64
         if library.triptych_args_size() != ctypes.sizeof(KernelArgs):
             raise AssertionError("KernelArgs does not mirror PagedAttentionArgs")
+        self.path = Path(library._name)
         self.row_tile: int = library.triptych_row_tile()
         #: Whether the attention rounds queries to 8 bits, if the cache is in int8.
         self.rounds_queries = bool(library.triptych_rounds_queries())

@@ -99,7 +99,7 @@ def test_memory_decides_about_blocks_only(path: Path, checks: list[str]) -> None
     assert checks == []
 
 
-@pytest.mark.parametrize("what", ["model", "code", "library", "processor", "damaged", "another form"])
+@pytest.mark.parametrize("what", ["model", "code", "kernels", "library", "processor", "damaged", "another form"])
 def test_what_has_changed_is_checked_again(
     what: str, path: Path, cache: Path, checks: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -111,8 +111,10 @@ def test_what_has_changed_is_checked_again(
     elif what == "code":
         (tmp_path / "engine").mkdir()
         monkeypatch.setattr(verdict_file.triptych_engine, "__file__", str(tmp_path / "engine" / "__init__.py"))
+    elif what == "kernels":
+        monkeypatch.setattr(verdict_file, "load_kernels", lambda: None)
     elif what == "library":
-        monkeypatch.setattr(verdict_file, "_version", lambda name: "0")
+        monkeypatch.setattr(verdict_file, "_library", lambda name: iter(["0"]))
     elif what == "processor":
         monkeypatch.setattr(verdict_file, "cpu_features", frozenset)
     elif what == "damaged":
@@ -156,15 +158,34 @@ def test_every_setting_but_those_of_memory_has_a_file_of_its_own(path: Path) -> 
     assert set(files) >= verdict_file._MEMORY
 
 
-def test_a_refused_layer_is_asked_again(path: Path, checks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_layer_stays_refused(path: Path, checks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What passed the checks of the whole model is what is served."""
     with monkeypatch.context() as patched:
         patched.setattr(FusedDecoderLayer, "is_whole", lambda self, *_: self.index != 1)
-        assert start(path).runner._model.decoder is None
+        first = start(path)
     checks.clear()
-    executor = start(path)
-    assert executor.runner._model.decoder is not None
-    assert set(checks) == {"is_whole"}
-    assert torch.equal(logits_of(executor), logits_of(start(path)))
+    second = start(path)
+    assert checks == []
+    assert first.runner._model.decoder is second.runner._model.decoder is None
+    assert torch.equal(logits_of(second), logits_of(first))
+
+
+def test_files_that_change_while_they_are_loaded_leave_nothing(path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = builder.check_cache
+
+    def changing(*args: Any) -> None:
+        os.utime(path / "config.json", ns=(1, 1))
+        check(*args)
+
+    monkeypatch.setattr(builder, "check_cache", changing)
+    start(path)
+    assert not cache.exists()
+
+
+def test_a_file_name_that_is_no_text_is_no_reason_to_fail(path: Path, cache: Path) -> None:
+    (Path(os.fsdecode(os.fsencode(path) + b"/\xff.txt"))).write_text("")
+    start(path)
+    assert len(list(cache.iterdir())) == 1
 
 
 def test_after_refused_media_all_is_checked_again(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
