@@ -1,4 +1,4 @@
-"""Fits what is outside of engine steps, or a factor on the steps of engines that compute, to real runs of one workload."""
+"""Fits what is outside of engine steps, and a factor on the steps of engines that compute, to real runs of one workload."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def fit(setup: Setup, conversations: Sequence[Conversation], real: dict, limits:
     Args:
         setup: to begin with. Its `message_s` and `frontend_*` are not changed.
         real: figures of the real run.
-        computes: the engines compute, on cores that others use too: their step costs are scaled, and the host's part is in them.
+        computes: the engines compute, on cores that others use too: their step costs are scaled.
     """
-    names = ["slowdown", "request_s"] if computes else ["host_step_s", "request_s", "host_sequence_s"]
+    names = ["host_step_s", "request_s", "slowdown" if computes else "host_sequence_s"]
 
     def error(candidate: Setup) -> float:
         # The median TTFT jumps with the order of requests, so one run of a candidate would say little.
