@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> dict:
         "workload_parameters": {name: asdict(WORKLOADS[name]) for name in args.workloads},
         "overheads": asdict(setup.overheads),
         "fit_error": error,
-        "real_command": kept.get("command", described["command"]),
+        "real_command": kept.get("real_command", described["command"]),
         "real": real,
         "discarded": discarded,
         "simulated": simulated,
