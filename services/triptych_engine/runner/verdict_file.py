@@ -7,6 +7,7 @@ are made again. Sizes and times of files stand for their contents, as in `make`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -104,7 +105,9 @@ class VerdictFile:
 def _stamps(path: Path) -> Iterator[str]:
     """Name, size and times of a file, or of all files in a directory. A link's are those of the file behind it."""
     for file in [path] if path.is_file() else sorted(path.rglob("*")):
-        if file.is_file() and "__pycache__" not in file.parts:
+        if "__pycache__" in file.parts or not file.is_file():
+            continue
+        with contextlib.suppress(OSError):  # it has gone meanwhile
             status = file.stat()
             yield f"{file} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
