@@ -157,7 +157,7 @@ async def test_a_tenants_items_leave_room_for_anothers_and_do_not_delay_them() -
             served.tower.gate.release()
             await asyncio.sleep(0.01)
         assert other.result() == ""
-        # Eight of the flood were in work, and those that wait are behind the other tenant's.
-        assert served.tower.encoded.index(b"own") <= 10
+        # Two batches of the flood were in work, and the other tenant's item is in the next one.
+        assert served.tower.encoded.index(b"own") < 12
         served.tower.gate.release(100)
         await asyncio.gather(*calls)

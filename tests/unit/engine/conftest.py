@@ -19,7 +19,7 @@ def kernels_for() -> Callable[..., CpuKernels]:
 
     def load(isa: str, *flags: str) -> CpuKernels:
         library = kernel_build.find(isa, flags) or kernel_build.build(isa, cache_dir() / "kernels", flags)
-        return CpuKernels(ctypes.CDLL(str(library)))
+        return CpuKernels(ctypes.CDLL(str(library)), library)
 
     return functools.cache(load)
 

@@ -52,12 +52,12 @@ class _Workspace(threading.local):
 class CpuKernels:
     """The loaded library. Calls release the GIL and run on torch's OpenMP threads. Thread-safe."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, path: Path) -> None:
         library.triptych_row_tile.restype = ctypes.c_int32
         library.triptych_args_size.restype = ctypes.c_int64
         if library.triptych_args_size() != ctypes.sizeof(KernelArgs):
             raise AssertionError("KernelArgs does not mirror PagedAttentionArgs")
-        self.path = Path(library._name)
+        self.path = path
         self.row_tile: int = library.triptych_row_tile()
         #: Whether the attention rounds queries to 8 bits, if the cache is in int8.
         self.rounds_queries = bool(library.triptych_rounds_queries())
@@ -257,10 +257,11 @@ def load_kernels() -> CpuKernels | None:
 def _load(isa: str) -> CpuKernels:
     if (found := kernel_build.find(isa)) is not None:
         try:
-            return CpuKernels(ctypes.CDLL(str(found)))
+            return CpuKernels(ctypes.CDLL(str(found)), found)
         except OSError as error:  # for example, built by another system that shares the folder
             log.warning("%s does not load and is built again: %s", found, error)
-    return CpuKernels(ctypes.CDLL(str(kernel_build.build(isa, cache_dir() / "kernels"))))
+    built = kernel_build.build(isa, cache_dir() / "kernels")
+    return CpuKernels(ctypes.CDLL(str(built)), built)
 
 
 def _multiplies(kernels: CpuKernels) -> bool:
