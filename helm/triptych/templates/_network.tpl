@@ -3,11 +3,11 @@ Who calls whom: component -> the components of the same model that it calls. The
 Argument: a component of the model, or what is none.
 */}}
 {{- define "triptych.callees" -}}
-{{- $callees := dict "gateway" (list "frontend") "frontend" (list "encoder" "engine") "engine" (list "encoder") }}
-{{- if dig "entry" "prefill" "enabled" false . }}
-{{- $callees = dict "gateway" (list "frontend") "frontend" (list "encoder" "engine" "prefill") "engine" (list "encoder" "prefill") "prefill" (list "encoder") }}
-{{- end }}
-{{- merge $callees (dict "encoder" list "fetch" list) | toJson }}
+{{- $prefill := dig "entry" "prefill" "enabled" false . | ternary (list "prefill") list }}
+{{- $callees := dict "gateway" (list "frontend") "encoder" list "fetch" list }}
+{{- $callees = merge $callees (dict "frontend" (concat (list "encoder" "engine") $prefill) "engine" (concat (list "encoder") $prefill)) }}
+{{- range $prefill }}{{ $_ := set $callees . (list "encoder") }}{{ end }}
+{{- toJson $callees }}
 {{- end }}
 
 {{/* Whether pods of a role read the EndpointSlices of those that they call. Argument: list $ role. */}}

@@ -140,7 +140,7 @@ async def test_what_options_make_impossible_is_the_requests_fault(data: bytes) -
 
 
 async def test_a_tenants_items_leave_room_for_anothers_and_do_not_delay_them() -> None:
-    async with encoder_of_fakes(gated=True, max_queue=32) as served:
+    async with encoder_of_fakes(gated=True, max_queue=32, num_threads=1) as served:
         flood, quiet = (Principal(name).scoped_salt("") for name in ("flood", "quiet"))
         assert served.tower.gate is not None
 
@@ -157,7 +157,7 @@ async def test_a_tenants_items_leave_room_for_anothers_and_do_not_delay_them() -
             served.tower.gate.release()
             await asyncio.sleep(0.01)
         assert other.result() == ""
-        # Two batches of the flood were in work, and the other tenant's item is in the next one.
-        assert served.tower.encoded.index(b"own") < 12
+        # Eight of the flood were in work, and those that wait are behind the other tenant's.
+        assert served.tower.encoded.index(b"own") <= 8
         served.tower.gate.release(100)
         await asyncio.gather(*calls)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import transformers
 from transformers import PretrainedConfig
 
+from support.builders.families import FAMILY_TABLE
 from support.builders.family_parts import (
     CLIP,
     MROPE,
     QWEN3_TOWER,
-    QWEN3_VIDEOS,
-    QWEN_IMAGES,
-    QWEN_NAMED,
-    QWEN_OTHER,
-    QWEN_PARTS,
     QWEN_SIZE,
     QWEN_TOWER,
     SIGLIP,
@@ -28,6 +25,7 @@ from support.builders.family_parts import (
 )
 
 _ROPE = {**MROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+_PINPOINTS = [[28, 56], [56, 28], [56, 56]]
 _TOWER = {**QWEN_TOWER, "image_size": 56, "patch_size": 14}
 
 
@@ -47,7 +45,7 @@ def _glm(config: type[PretrainedConfig], **text: Any) -> Callable[[Ids], Pretrai
     return build
 
 
-def _family(model_class: str, config: Callable[[Ids], PretrainedConfig], kind: str = "Glm4v") -> Family:
+def _glm_family(model_class: str, config: Callable[[Ids], PretrainedConfig], kind: str = "Glm4v") -> Family:
     return Family(
         model_class=model_class,
         config=config,
@@ -61,8 +59,8 @@ def _family(model_class: str, config: Callable[[Ids], PretrainedConfig], kind: s
 
 
 NEWER_FAMILIES: dict[str, Family] = {
-    "glm4v": _family("Glm4vForConditionalGeneration", _glm(transformers.Glm4vConfig)),
-    "glm4v_moe": _family(
+    "glm4v": _glm_family("Glm4vForConditionalGeneration", _glm(transformers.Glm4vConfig)),
+    "glm4v_moe": _glm_family(
         "Glm4vMoeForConditionalGeneration",
         _glm(
             transformers.Glm4vMoeConfig,
@@ -75,8 +73,8 @@ NEWER_FAMILIES: dict[str, Family] = {
             topk_group=1,
         ),
     ),
-    "glm46v": _family("Glm46VForConditionalGeneration", _glm(transformers.Glm46VConfig), "Glm46V"),
-    "glm_ocr": _family("GlmOcrForConditionalGeneration", _glm(transformers.GlmOcrConfig), "Glm46V"),
+    "glm46v": _glm_family("Glm46VForConditionalGeneration", _glm(transformers.Glm46VConfig), "Glm46V"),
+    "glm_ocr": _glm_family("GlmOcrForConditionalGeneration", _glm(transformers.GlmOcrConfig), "Glm46V"),
     "paddleocr_vl": Family(
         model_class="PaddleOCRVLForConditionalGeneration",
         config=lambda ids: transformers.PaddleOCRVLConfig(
@@ -95,7 +93,8 @@ NEWER_FAMILIES: dict[str, Family] = {
         other_tokens=("<|IMAGE_START|>", "<|IMAGE_END|>", "<|video_pad|>"),
         parts={"image": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"},
     ),
-    "qwen3_vl_moe": Family(
+    "qwen3_vl_moe": replace(
+        FAMILY_TABLE["qwen3_vl"],
         model_class="Qwen3VLMoeForConditionalGeneration",
         config=qwen_vl(
             transformers.Qwen3VLMoeConfig,
@@ -106,12 +105,6 @@ NEWER_FAMILIES: dict[str, Family] = {
             num_experts_per_tok=2,
             moe_intermediate_size=32,
         ),
-        processor_class="Qwen3VLProcessor",
-        preprocessor=QWEN_IMAGES,
-        video_preprocessor=QWEN3_VIDEOS,
-        named_tokens=QWEN_NAMED,
-        other_tokens=QWEN_OTHER,
-        parts=QWEN_PARTS,
     ),
     "llava_next": Family(
         model_class="LlavaNextForConditionalGeneration",
@@ -120,7 +113,7 @@ NEWER_FAMILIES: dict[str, Family] = {
             text_config=transformers.MistralConfig(**ids.text()),
             image_token_id=ids("<image>"),
             image_token_index=ids("<image>"),
-            image_grid_pinpoints=[[28, 56], [56, 28], [56, 56]],
+            image_grid_pinpoints=_PINPOINTS,
         ),
         processor_class="LlavaNextProcessor",
         processor={"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
@@ -128,7 +121,7 @@ NEWER_FAMILIES: dict[str, Family] = {
             "LlavaNextImageProcessor",
             size={"shortest_edge": 28},
             crop_size={"height": 28, "width": 28},
-            image_grid_pinpoints=[[28, 56], [56, 28], [56, 56]],
+            image_grid_pinpoints=_PINPOINTS,
         ),
         other_tokens=("<image>",),
         parts={"image": "<image>\n"},
@@ -142,7 +135,7 @@ NEWER_FAMILIES: dict[str, Family] = {
             ),
             image_token_id=ids("<image>"),
             image_token_index=ids("<image>"),
-            image_grid_pinpoints=[[28, 56], [56, 28], [56, 56]],
+            image_grid_pinpoints=_PINPOINTS,
             vision_feature_layer=[-4, -3, -1],
             vision_feature_select_strategy="full",
             use_image_newline_parameter=True,
@@ -154,7 +147,7 @@ NEWER_FAMILIES: dict[str, Family] = {
             size={"height": 28, "width": 28},
             crop_size={"height": 28, "width": 28},
             do_center_crop=True,
-            image_grid_pinpoints=[[28, 56], [56, 28], [56, 56]],
+            image_grid_pinpoints=_PINPOINTS,
         ),
         other_tokens=("<image>",),
         parts={"image": "<image>\n"},

@@ -98,10 +98,16 @@ async def encoder_of_fakes(
     max_queue: int = 64,
     store: Store | None = None,
     max_queue_bytes: int = 1 << 20,
+    num_threads: int = 2,
     tracer: Tracer = OFF,
 ) -> AsyncIterator[Served]:
+    """Run it.
+
+    Args:
+        num_threads: that prepare items; with one, items are encoded in the order in which the queue lets them in.
+    """
     tower = FakeTower(threading.Semaphore(0) if gated else None)
-    loop, feed, pool = DeviceLoop(max_batch_embeddings=1000), EvictionFeed(), ThreadPoolExecutor(2)
+    loop, feed, pool = DeviceLoop(max_batch_embeddings=1000), EvictionFeed(), ThreadPoolExecutor(num_threads)
     loop.start()
     loop.attach(tower)
     cache = EmbeddingCache[EncodedItem](capacity_bytes, feed.publish)
