@@ -114,6 +114,8 @@ def new_tier(memory: HostMemory | None, loaded: ExecutorInfo) -> HostTier | None
     """The second tier of the prefix cache in this memory. Raises StartupError if it holds no block."""
     if memory is None:
         return None
+    if loaded.num_states:
+        raise StartupError("kv_offloading_memory and kv_role are not supported for models with recurrent layers")
     tier = HostTier(memory, loaded.block_bytes)
     if not tier.num_slots:
         raise StartupError(f"kv_offloading_memory ({memory.num_bytes} bytes) holds no block of {sum(loaded.block_bytes)} bytes")
@@ -166,6 +168,7 @@ def make_scheduler(
             settings.enable_prefix_caching and generates,
             tier,
             offers_prompts=settings.kv_role == "prefill",
+            num_states=loaded.num_states,
         ),
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=loaded.max_num_batched_tokens,

@@ -45,8 +45,8 @@ class InProcessExecutor:
         self._runner = runner
         self._verdicts = Verdicts() if verdicts is None else verdicts
         self._keeps_verdicts = keeps_verdicts and config.device.type == "cpu"
-        if runner is not None:
-            self._verdicts.of("num_blocks", lambda: runner.num_blocks)
+        if isinstance(runner, ModelRunner):
+            self._verdicts.of("cache size", lambda: runner.size)
         self._outputs: dict[int, ModelOutput] = {}  # step_id -> output of a step that is not sampled yet
         self._launched: dict[int, LaunchedStep] = {}  # step_id -> a step whose sampling was launched
 
@@ -72,13 +72,14 @@ class InProcessExecutor:
         return ExecutorInfo(
             vocab_size=runner.vocab_size,
             num_blocks=runner.num_blocks,
+            num_states=runner.size.num_states,
             block_size=self._config.block_size,
             max_num_batched_tokens=self._config.max_num_batched_tokens,
             media_traits=runner.media_traits,
             embedding_bytes=runner.embedding_bytes,
             costs=costs if self._config.device.type == "cpu" else None,
             is_asynchronous=self._config.device.type != "cpu",
-            takes_drafts=self._config.pooling is None,
+            takes_drafts=self._config.pooling is None and not runner.size.num_states,  # states cannot be taken back
             takes_loras=runner.loras is not None,
             block_bytes=(runner.block_bytes,),
             kv_layout=runner.kv_layout,

@@ -39,6 +39,8 @@ class ExecutorInfo:
     takes_drafts: bool = False
     #: Whether sequences may have adapters.
     takes_loras: bool = False
+    #: Slots for the recurrent states of a hybrid model; 0 for others.
+    num_states: int = 0
     #: Size of a block of the KV cache, of each rank; empty if blocks cannot be copied.
     block_bytes: tuple[int, ...] = ()
     #: What the bytes of a block mean.

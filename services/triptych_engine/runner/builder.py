@@ -37,7 +37,7 @@ from triptych_engine.runner.load_checks import (
 )
 from triptych_engine.runner.lora.enable import enable_lora
 from triptych_engine.runner.media_inputs import MediaInputs
-from triptych_engine.runner.memory import measured_kv_cache_bytes
+from triptych_engine.runner.memory import CacheSize, cache_size, measured_kv_cache_bytes, most_cache_bytes
 from triptych_engine.runner.model.loader import LoadedModel, check_parity, load_model
 from triptych_engine.runner.model.media_traits import media_traits
 from triptych_engine.runner.model.precision import check_quantization, kv_cache_dtype
@@ -144,6 +144,8 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts, g
     if fused is not None:
         optimize(model.model, fused, *trial, verdicts=verdicts)
         model.decoder = find_decoder(model.model, fused, *trial, verdicts=verdicts)
+    if model.recurrent is not None and kernels is not None:
+        model.recurrent.ops = kernels.recurrent
     gc.collect()
     traits = media_traits(model.model, model.config, model.num_position_axes)
     pooling = config.pooling
@@ -163,7 +165,7 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts, g
         ),
         kernels=kernels,
         cache_dtype=cache_dtype,
-        num_blocks=verdicts.of("num_blocks", lambda: _num_blocks(config, model, cache_dtype)),
+        size=verdicts.of("cache size", lambda: _cache_size(config, model, cache_dtype)),
         media=MediaInputs(model.model, model.num_position_axes) if isinstance(traits, MediaTraits) else None,
         media_traits=traits,
         recorder=recorder,
@@ -207,21 +209,23 @@ def _trial(config: RunnerConfig, model: LoadedModel) -> tuple[torch.Tensor, torc
     return probe, model.position_ids(spread.to(probe.device))
 
 
-def _num_blocks(config: RunnerConfig, model: LoadedModel, cache_dtype: torch.dtype) -> int:
-    """Number of KV blocks that fit in the configured memory. Raises StartupError if the checks at start need more."""
+def _cache_size(config: RunnerConfig, model: LoadedModel, cache_dtype: torch.dtype) -> CacheSize:
+    """How much of the cache fits in the configured memory. Raises StartupError if the checks at start need more."""
     block_bytes = config.block_size * sum(shape.bytes_per_token(cache_dtype) for shape in model.layers.values())
-    most = config.max_num_seqs * -(-config.max_model_len // config.block_size) * block_bytes
+    state_bytes = 0 if model.recurrent is None else model.recurrent.state_bytes
+    most = most_cache_bytes(config, block_bytes, state_bytes)
     size = measured_kv_cache_bytes(config, most) if config.kv_cache_bytes is None else config.kv_cache_bytes
-    num_blocks = size // block_bytes
-    if num_blocks < num_probe_blocks(config):
+    cache = cache_size(config, size, block_bytes, state_bytes)
+    if cache.num_blocks < num_probe_blocks(config) or (state_bytes and not cache.num_states):
         what = (
             "a KV cache of" if config.kv_cache_bytes is not None else "too little memory is left beside the weights: a KV cache of"
         )
         raise StartupError(
-            f"{what} {size} bytes holds {num_blocks} blocks of {block_bytes} bytes; "
-            f"at least {num_probe_blocks(config)} are needed (--kv-cache-memory)"
+            f"{what} {size} bytes holds {cache.num_blocks} blocks of {block_bytes} bytes"
+            + (f" and {cache.num_states} recurrent states of {state_bytes}" if state_bytes else "")
+            + f"; at least {num_probe_blocks(config)}{' and 1' if state_bytes else ''} are needed (--kv-cache-memory)"
         )
-    return num_blocks
+    return cache
 
 
 def _enable_lora(runner: ModelRunner, parts: RunnerParts, folder: Path) -> None:

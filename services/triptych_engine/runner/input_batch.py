@@ -26,6 +26,7 @@ class StepInputs:
     samples: np.ndarray  # [num_seqs] bool, whether the sequence's last token is in this step, so that the next one is sampled
     num_drafts: np.ndarray  # [num_seqs] int64, draft tokens at the end of each sequence
     draft_token_ids: dict[str, list[int]]  # request_id -> these
+    snapshots: dict[str, list[tuple[int, int]]]  # as in SchedulerOutput
     #: [num_tokens] int64: the row whose newest token is the input here, if that token is only on the device yet; else -1. None if
     #: all tokens are known.
     token_sources: np.ndarray | None
@@ -217,6 +218,7 @@ class InputBatch:
             samples=ends - num_drafts == self.num_tokens[rows],
             num_drafts=num_drafts,
             draft_token_ids=scheduled.draft_token_ids,
+            snapshots=scheduled.snapshots,
             token_sources=token_sources,
         )
 

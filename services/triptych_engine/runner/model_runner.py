@@ -21,9 +21,11 @@ from triptych_engine.runner.launched_step import LaunchedStep, ModelOutput
 from triptych_engine.runner.lora.step import LoraRows
 from triptych_engine.runner.lora.store import LoraStore
 from triptych_engine.runner.media_inputs import MediaInputs, PlacedSlice
+from triptych_engine.runner.memory import CacheSize
 from triptych_engine.runner.model.loader import LoadedModel
 from triptych_engine.runner.pooling.pooler import Pooler
 from triptych_engine.runner.sampling.prompt_logprobs import PromptLogprobs
+from triptych_engine.runner.state_rows import StateRows
 from triptych_engine.runner.step_sampler import StepSampler
 from triptych_engine.runner.transfer import HostToDevice, check_device, end_of_work
 from triptych_engine.runner.warm_up import WarmUp
@@ -44,8 +46,7 @@ class RunnerParts:
     #: CPU kernels; None if the device is not a CPU or they are not available.
     kernels: CpuKernels | None
     cache_dtype: torch.dtype
-    #: Number of KV blocks.
-    num_blocks: int
+    size: CacheSize
     media: MediaInputs | None
     #: Traits of a model that takes media; for other models the reason why media are refused.
     media_traits: MediaTraits | str
@@ -62,7 +63,7 @@ class ModelRunner:
 
     def __init__(self, parts: RunnerParts) -> None:
         self.config = config = parts.config
-        self.num_blocks = parts.num_blocks
+        self.size, self.num_blocks = parts.size, parts.size.num_blocks
         self.media_traits = parts.media_traits
         self._model, self._backend, self._media = parts.model, parts.backend, parts.media
         self._cache_dtype, self._recorder, self._agree = parts.cache_dtype, parts.recorder, parts.agree
@@ -80,6 +81,7 @@ class ModelRunner:
         #: Adapters that sequences can have; None if none are allowed.
         self.loras: LoraStore | None = None
         self._lora_rows = LoraRows(config.device, batch_invariant=config.batch_invariant)
+        self._states = StateRows(self._model.recurrent, self.size.num_states, config.max_num_seqs, config.device)
 
     @property
     def vocab_size(self) -> int:
@@ -112,6 +114,7 @@ class ModelRunner:
     def allocate_cache(self) -> None:
         """Allocate the memory of the KV cache."""
         self._backend.allocate(self._model.layers, self.num_blocks, self.config.block_size, self._cache_dtype)
+        self._states.allocate()
         if (memory := self.config.host_memory) is not None:
             self._host_blocks = HostBlocks(memory, self.config.place, self._backend.blocks())
         if self._graphs is not None:
@@ -127,6 +130,7 @@ class ModelRunner:
             self._host_blocks.stop_prefault()
         self._host_blocks = None
         self._backend.free()
+        self._states.free()
 
     # -- one step -------------------------------------------------------------------------------------------------------------
 
@@ -202,6 +206,7 @@ class ModelRunner:
             row = self._batch.add(sequence, self._axis_positions(sequence))
             self._sampler.add(row, sequence)
             self._prompt_logprobs.add(row, sequence.sampling)
+            self._states.add(row, sequence)
             if sequence.lora_digest:
                 self._add_lora(row, sequence)
         for request_id, block_ids in scheduled.new_block_ids.items():
@@ -253,9 +258,9 @@ class ModelRunner:
             token_ids = torch.where(source >= 0, self._sampler.newest_tokens[source.clamp(min=0)], token_ids)
         arguments = (position_ids, logits_indices, self._backend)
         if self._media is None or not as_embeddings:
-            with adapting(lora):
+            with self._states.computing(inputs), adapting(lora):
                 return self._model.forward(token_ids, *arguments)
-        with self._media.adding(slices), adapting(lora):
+        with self._media.adding(slices), self._states.computing(inputs), adapting(lora):
             return self._model.forward(token_ids, *arguments, inputs_embeds=self._media.embed(token_ids, slices))
 
     # -- start -------------------------------------------------------------------------------------------------------------
@@ -312,7 +317,7 @@ class ModelRunner:
     def _record_decode(self) -> GraphedDecode | None:
         config = self.config
         recorder = self._recorder or (CudaRecorder() if config.device.type == "cuda" else None)
-        if not config.cuda_graphs or recorder is None:
+        if not config.cuda_graphs or recorder is None or self._model.recurrent is not None:
             return None
         return record_decode(
             self._model,

@@ -45,8 +45,9 @@ class PoolingRunner(ModelRunner):
         positions = inputs.positions if inputs.axis_positions is None else inputs.axis_positions
         token_ids, position_ids = self._transfer(inputs.token_ids, positions)
         if self._media is None or not slices:
-            return self._model.hidden(token_ids, position_ids, self._backend)
-        with self._media.adding(slices):
+            with self._states.computing(inputs):
+                return self._model.hidden(token_ids, position_ids, self._backend)
+        with self._media.adding(slices), self._states.computing(inputs):
             return self._model.hidden(token_ids, position_ids, self._backend, self._media.embed(token_ids, slices))
 
     def _update_states(self, scheduled: SchedulerOutput) -> None:

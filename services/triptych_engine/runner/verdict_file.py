@@ -29,11 +29,14 @@ import triptych_engine
 from triptych_engine.runner.attention.paged import LayerShape
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.kernels import load_kernels
+from triptych_engine.runner.recurrent.step import StateShape
 from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 #: Of RunnerConfig: how much memory there is decides about the number of blocks, which is found out anew, and about nothing else.
 _MEMORY = frozenset({"kv_cache_bytes", "memory_limit", "memory_utilization", "reserved_bytes", "host_memory", "prefault_kv_cache"})
+#: Questions whose answers are what each layer keeps, by its index.
+_SHAPES: dict[str, type[Any]] = {"layers": LayerShape, "recurrent layers": StateShape}
 _LIBRARIES = ("torch", "transformers", "safetensors", "gguf", "compressed_tensors")
 #: Lines of /proc/cpuinfo that name the processor, on x86-64 and on ARM.
 _PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU variant", "CPU part", "CPU revision")
@@ -70,7 +73,7 @@ class VerdictFile:
 
     def write(self, verdicts: Verdicts) -> None:
         """Keep the answers of a model that has passed all checks, with its media: these may be refused for want of memory."""
-        answers = [[question, _packed(question, answer)] for question, answer in verdicts if question != "num_blocks"]
+        answers = [[question, _packed(question, answer)] for question, answer in verdicts if question != "cache size"]
         if any(question == "media" and answer is not None for question, answer in answers) or self._current_state() != self._state:
             return
         try:
@@ -140,12 +143,12 @@ def _hashable(question: Any) -> Any:
 
 
 def _packed(question: Any, answer: Any) -> Any:
-    if question == "layers":
+    if question in _SHAPES:
         return [[index, *dataclasses.astuple(shape)] for index, shape in answer.items()]
     return answer
 
 
 def _unpacked(question: Any, answer: Any) -> Any:
-    if question == "layers":
-        return {index: LayerShape(*shape) for index, *shape in answer}
+    if isinstance(question, str) and question in _SHAPES:
+        return {index: _SHAPES[question](*shape) for index, *shape in answer}
     return answer

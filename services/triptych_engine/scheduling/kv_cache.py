@@ -11,6 +11,7 @@ from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.scheduling.block_copies import BlockCopies
 from triptych_engine.scheduling.block_pool import BlockPool
 from triptych_engine.scheduling.request import Request
+from triptych_engine.scheduling.state_cache import StateCache
 
 
 class KVCacheManager:
@@ -22,6 +23,7 @@ class KVCacheManager:
         enable_prefix_caching: let requests share the blocks of equal prefixes.
         tier: keeps blocks that are evicted.
         offers_prompts: the tier gets all blocks of prompts as soon as they are computed, because other engines want them.
+        num_states: slots for the recurrent states of a hybrid model; 0 for a model without them.
     """
 
     def __init__(
@@ -32,11 +34,14 @@ class KVCacheManager:
         tier: HostTier | None = None,
         *,
         offers_prompts: bool = False,
+        num_states: int = 0,
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         #: Between the cache and the tier; None without one.
         self.copies = None if tier is None else BlockCopies(self.pool, tier)
+        #: Recurrent states; None for a model without them.
+        self.states = StateCache(num_states, block_size) if num_states else None
         self._caching, self.offers_prompts = enable_prefix_caching, offers_prompts
         #: Hashes of blocks that running requests compute now -> the priority of the request.
         self._computing: dict[bytes, int] = {}
@@ -63,12 +68,24 @@ class KVCacheManager:
                 value=longest,
             )
 
+    def add(self, request: Request) -> None:
+        """A request comes; it holds nothing yet."""
+        if self.states is not None and (hashes := self.prefix_hashes(request)):
+            self.states.add(request, hashes, len(self.pool.find_prefix(hashes)))
+
+    def finish(self, request: Request) -> None:
+        """A request has ended. It may hold blocks until the last of its steps has ended, too."""
+        if self.states is not None:
+            self.states.finish(request)
+
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def find_cached_prefix(self, request: Request) -> list[int]:
         """Blocks of the request's longest cached prefix. It never includes the last token, because its logits must be computed."""
-        return self.pool.find_prefix(self.prefix_hashes(request))
+        hashes = self.prefix_hashes(request)
+        blocks = self.pool.find_prefix(hashes)
+        return blocks if self.states is None else blocks[: self.states.num_usable(hashes[: len(blocks)])]
 
     def awaited_block(self, request: Request, cached_blocks: list[int]) -> bytes | None:
         """The last of the blocks behind its cached prefix that a running request computes now, so that it need not compute them
@@ -130,7 +147,11 @@ class KVCacheManager:
 
     def can_allocate(self, request: Request, cached_blocks: list[int]) -> bool:
         """Whether enough blocks are free for all tokens of a request that holds none."""
-        return self.num_free_blocks_for(request, cached_blocks) <= self.pool.num_free_blocks
+        return self.has_room(self.num_free_blocks_for(request, cached_blocks))
+
+    def has_room(self, num_blocks: int) -> bool:
+        """Whether a request that takes this many free blocks can be admitted."""
+        return num_blocks <= self.pool.num_free_blocks and (self.states is None or self.states.pool.num_free > 0)
 
     def num_free_blocks_for(self, request: Request, cached_blocks: list[int]) -> int:
         """How many free blocks a request takes that holds none."""
@@ -143,6 +164,9 @@ class KVCacheManager:
         """
         if not self.can_allocate(request, cached_blocks):
             raise AssertionError(f"there are not enough blocks for request {request.request_id}")
+        if self.states is not None:
+            num_cached = len(cached_blocks)
+            self.states.allocate(request, request.block_hashes[num_cached - 1] if num_cached else None)
         self.pool.hold(cached_blocks)
         fresh = self.pool.allocate(self.num_blocks_for(request.num_tokens) - len(cached_blocks))
         if fresh is None:
@@ -156,6 +180,10 @@ class KVCacheManager:
             request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
             self.prefix_cache_queries += len(request.token_ids)
             self.prefix_cache_hits += request.num_computed_tokens
+
+    def snapshots(self, request: Request, start: int, end: int) -> list[tuple[int, int]]:
+        """The snapshots of its state to make while a request computes its tokens from `start` to `end`."""
+        return [] if self.states is None or not self._shares(request) else self.states.snapshots(request, start, end)
 
     def num_missing_blocks(self, request: Request) -> int:
         """How many more blocks a running request needs for its newest tokens."""
@@ -198,6 +226,8 @@ class KVCacheManager:
                 is_new = self.pool.cache(request.block_ids[index], request.block_hashes[index])
                 if is_new and self.pool.records_events:
                     self._note_stored(request, index)
+            if self.states is not None:
+                self.states.commit(request)
             self._settle(request, first_full, last_full)
 
     def _note_stored(self, request: Request, index: int) -> None:
@@ -213,9 +243,19 @@ class KVCacheManager:
     def release(self, request: Request) -> None:
         """Release all blocks of a request. Their cached prefixes can be found until the blocks are allocated again."""
         self.pool.release(request.block_ids)
+        if self.states is not None:
+            self.states.release(request)
         self._settle(request, request.num_computed_tokens // self.block_size, len(request.block_hashes))
         request.block_ids = []
         request.num_computed_tokens = 0
+
+    def reset(self) -> int:
+        """Drop all cached prefixes, and give up loads from the tier. Returns how many were dropped."""
+        if self.copies is not None:
+            self.copies.cancel()
+        if self.states is not None:
+            self.states.pool.reset()
+        return self.pool.reset_cache()
 
     def _shares(self, request: Request) -> bool:
         """Whether a request uses blocks that others have computed."""

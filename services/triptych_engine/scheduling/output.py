@@ -29,6 +29,9 @@ class NewSequence:
     pooling: PoolingParams | None = None
     #: Digest of its adapter; empty for none.
     lora_digest: str = ""
+    #: Slot of its recurrent state, and that of the snapshot with which it begins; None without such states, and for a zero state.
+    state_slot: int | None = None
+    state_source: int | None = None
 
     @classmethod
     def of(cls, request: Request) -> NewSequence:
@@ -43,6 +46,8 @@ class NewSequence:
             media=request.media,
             pooling=request.pooling,
             lora_digest=request.lora_digest,
+            state_slot=request.state_slot,
+            state_source=request.state_source,
         )
 
 
@@ -67,6 +72,8 @@ class SchedulerOutput:
     dropped: list[str] = field(default_factory=list)
     #: request_id -> embeddings that replace some of its scheduled tokens.
     embeddings: dict[str, list[EmbeddingSlice]] = field(default_factory=dict)
+    #: request_id -> snapshots of its recurrent state to make: pairs of the number of tokens before and a slot, in order.
+    snapshots: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     #: Pairs of a block of the KV cache and a slot of the tier: blocks to store before this step overwrites them.
     stores: list[tuple[int, int]] = field(default_factory=list)
     #: The same: blocks to load behind that, before tokens are computed.

@@ -173,6 +173,7 @@ class StepPlanner:
                 if new_blocks:
                     plan.output.new_block_ids[request.request_id] = new_blocks
                 plan.put(request, 1, drafts)
+                self._snapshot(plan, request, 1)
             except Exception as error:
                 self._fail(plan, request, error)
 
@@ -206,11 +207,13 @@ class StepPlanner:
         match decision:
             case Compute(request, num_tokens):
                 plan.put(request, num_tokens)
+                self._snapshot(plan, request, num_tokens)
                 self._states.waiting.charge(request.tenant, num_tokens)
                 self._offer(plan, request, request.num_scheduled_tokens // self._kv_cache.block_size, num_tokens)
             case Admit(request, cached_blocks, num_tokens):
                 self._states.admit(request, cached_blocks)
                 plan.put_new(request, num_tokens)
+                self._snapshot(plan, request, num_tokens)
                 self._states.waiting.charge(request.tenant, num_tokens)
                 self._offer(plan, request, 0, num_tokens)
             case Park(request, start):
@@ -220,6 +223,13 @@ class StepPlanner:
             case Load(request, cached_blocks):
                 if (last := self._kv_cache.load(request, cached_blocks)) is not None:
                     self._states.follow(request, last)
+
+    def _snapshot(self, plan: StepPlan, request: Request, num_tokens: int) -> None:
+        if self._kv_cache.states is None:
+            return
+        start = request.num_scheduled_tokens
+        if snapshots := self._kv_cache.snapshots(request, start, start + num_tokens):
+            plan.output.snapshots[request.request_id] = snapshots
 
     def _offer(self, plan: StepPlan, request: Request, first: int, num_tokens: int) -> None:
         if copies := self._kv_cache.offer(request, first, request.num_scheduled_tokens + num_tokens):

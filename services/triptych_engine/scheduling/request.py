@@ -148,6 +148,15 @@ class Request:
     block_ids: list[int] = field(default_factory=list)
     #: Chained hash of each full block of tokens, as far as computed.
     block_hashes: list[bytes] = field(default_factory=list)
+    #: Slot of its recurrent state, and that of the snapshot with which the state begins: see StateCache.
+    state_slot: int | None = None
+    state_source: int | None = None
+    #: Snapshots that steps in flight make: number of tokens before -> slot.
+    snapshots: dict[int, int] = field(default_factory=dict)
+    #: Blocks of which StateCache knows that a live request has them.
+    num_live_blocks: int = 0
+    #: The prefix of the last snapshot that was made in its output.
+    output_snapshot: bytes | None = None
     #: What a request that generates nothing asked for, once it is computed.
     pooled: np.ndarray | None = None
     finish_reason: FinishReason | None = None

@@ -179,10 +179,10 @@ class Scheduler:
     def reset_caches(self) -> int:
         """Drop cached prefixes, those of the second tier too, and unused embeddings; returns how many of the first were dropped."""
         self.embeddings.clear_unused()
+        num_dropped = self.kv_cache.reset()
         if self.kv_cache.copies is not None:
-            self.kv_cache.copies.cancel()
             self.kv_cache.copies.tier.clear()
-        return self.kv_cache.pool.reset_cache()
+        return num_dropped
 
     def _unpark(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -264,9 +264,7 @@ class Scheduler:
         concerned = {one.request.request_id: one.request for scheduled in lost for one in self._completed(scheduled, None)}
         reasons = self._states.suspects.lost(concerned.values())
         outputs = [self._finish(request, FinishReason.ERROR, error) for request in reasons]
-        self.kv_cache.pool.reset_cache()  # first: a request that waits is told which blocks it will find
-        if self.kv_cache.copies is not None:
-            self.kv_cache.copies.cancel()
+        self.kv_cache.reset()  # first: a request that waits is told which blocks it will find
         for request in list(self._states.running):
             self._states.preempt(request)
             self._planner.park_unless_ready(request)

@@ -84,6 +84,7 @@ class RequestStates:
         request.arrival = self._num_arrivals - (_EARLIER if request.carried_token_ids else 0)
         self._num_arrivals += 1
         self.live[request.request_id] = request
+        self._kv_cache.add(request)
         self._wait(request)
 
     def admit(self, request: Request, cached_blocks: list[int]) -> None:
@@ -152,6 +153,7 @@ class RequestStates:
         if request.media.items:
             self._media.forget(request)
         del self.live[request.request_id]
+        self._kv_cache.finish(request)
         self.suspects.discard(request)
         request.status = _FINISHED
         request.finish_reason = reason
@@ -213,6 +215,8 @@ class RequestStates:
         copies = self._kv_cache.copies
         holders = [request.block_ids for request in live | self.in_flight.requests]
         self._kv_cache.pool.check_integrity([*holders, *([] if copies is None else copies.holders)])
+        if self._kv_cache.states is not None:
+            self._kv_cache.states.check_integrity(live | self.in_flight.requests)
         self._media.check_integrity(set(self.live))
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from support.builders.engine import a_request, a_tiny_llama_config, save_random_model
+from support.builders.hybrid_families import HYBRIDS
 from support.builders.newer_text_families import NEWER_FAMILIES
 from support.builders.text_families import COMMON, FAMILIES, PROMPTS
 from support.drivers.engine import EngineDriver, transformers_greedy
@@ -19,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Pret
 MAX_TOKENS = 12
 
 
-ALL_FAMILIES = FAMILIES | NEWER_FAMILIES
+ALL_FAMILIES = FAMILIES | NEWER_FAMILIES | HYBRIDS
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)

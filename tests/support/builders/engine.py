@@ -101,9 +101,10 @@ def a_scheduler(
     pacer: StepPacer | None = None,
     tier: HostTier | None = None,
     offers_prompts: bool = False,
+    num_states: int = 0,
 ) -> Scheduler:
     return Scheduler(
-        KVCacheManager(num_blocks, block_size, enable_prefix_caching, tier, offers_prompts=offers_prompts),
+        KVCacheManager(num_blocks, block_size, enable_prefix_caching, tier, offers_prompts=offers_prompts, num_states=num_states),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_waiting=max_waiting,

@@ -9,10 +9,10 @@ from transformers import PretrainedConfig
 
 from support.builders.text_families import COMMON, HEAD_16, WINDOW
 
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 #: As of DeepSeek: the first layer has no experts.
-_ROUTED: dict[str, Any] = {
+ROUTED: dict[str, Any] = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
@@ -21,7 +21,7 @@ _ROUTED: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "n_shared_experts": 1,
 }
-_LATENT = {
+LATENT = {
     **COMMON,
     "num_key_value_heads": 4,
     "kv_lora_rank": 16,
@@ -42,18 +42,18 @@ _SHARED = {
 }
 
 NEWER_FAMILIES: dict[str, PretrainedConfig] = {
-    "afmoe": transformers.AfmoeConfig(**HEAD_16, **WINDOW, **_EXPERTS, num_dense_layers=1),
+    "afmoe": transformers.AfmoeConfig(**HEAD_16, **WINDOW, **EXPERTS, num_dense_layers=1),
     "apertus": transformers.ApertusConfig(**COMMON),
     "arcee": transformers.ArceeConfig(**COMMON),
     "bitnet": transformers.BitNetConfig(**COMMON),
     "cohere": transformers.CohereConfig(**COMMON),
-    "cohere2-moe": transformers.Cohere2MoeConfig(**HEAD_16, **WINDOW, **_EXPERTS),
-    "deepseek-v2": transformers.DeepseekV2Config(**_LATENT, **_ROUTED),
-    "dots1": transformers.Dots1Config(**HEAD_16, **_ROUTED),
+    "cohere2-moe": transformers.Cohere2MoeConfig(**HEAD_16, **WINDOW, **EXPERTS),
+    "deepseek-v2": transformers.DeepseekV2Config(**LATENT, **ROUTED),
+    "dots1": transformers.Dots1Config(**HEAD_16, **ROUTED),
     "ernie4.5": transformers.Ernie4_5Config(**HEAD_16),
     "ernie4.5-moe": transformers.Ernie4_5_MoeConfig(**COMMON, moe_num_experts=4, moe_k=2, moe_intermediate_size=16),
     "exaone4": transformers.Exaone4Config(**HEAD_16, **WINDOW),
-    "exaone-moe": transformers.ExaoneMoeConfig(**HEAD_16, **WINDOW, **_EXPERTS),
+    "exaone-moe": transformers.ExaoneMoeConfig(**HEAD_16, **WINDOW, **EXPERTS),
     "flex-olmo": transformers.FlexOlmoConfig(**COMMON, num_experts=4, num_experts_per_tok=2),
     "gemma3n-text": transformers.Gemma3nTextConfig(
         **{**_SHARED, "intermediate_size": [80] * 4},
@@ -66,22 +66,22 @@ NEWER_FAMILIES: dict[str, PretrainedConfig] = {
         **HEAD_16, **WINDOW, global_head_dim=32, enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=16
     ),
     "glm": transformers.GlmConfig(**HEAD_16),
-    "glm4-moe": transformers.Glm4MoeConfig(**HEAD_16, **_ROUTED),
-    "glm4-moe-lite": transformers.Glm4MoeLiteConfig(**_LATENT, **_ROUTED),
+    "glm4-moe": transformers.Glm4MoeConfig(**HEAD_16, **ROUTED),
+    "glm4-moe-lite": transformers.Glm4MoeLiteConfig(**LATENT, **ROUTED),
     "granite-moe": transformers.GraniteMoeConfig(**COMMON, **_LOCAL_EXPERTS),
     "granite-moe-shared": transformers.GraniteMoeSharedConfig(**COMMON, **_LOCAL_EXPERTS, shared_intermediate_size=16),
     "helium": transformers.HeliumConfig(**HEAD_16),
     "hunyuan": transformers.HunYuanDenseV1Config(**HEAD_16),
     "hunyuan-moe": transformers.HunYuanMoEV1Config(**HEAD_16, num_experts=4, moe_topk=2, moe_intermediate_size=16),
-    "hy-v3": transformers.HYV3Config(**HEAD_16, **_EXPERTS),
+    "hy-v3": transformers.HYV3Config(**HEAD_16, **EXPERTS),
     "jais2": transformers.Jais2Config(**COMMON),
-    "laguna": transformers.LagunaConfig(**HEAD_16, **WINDOW, **_EXPERTS),
+    "laguna": transformers.LagunaConfig(**HEAD_16, **WINDOW, **EXPERTS),
     "llama4-text": transformers.Llama4TextConfig(
         **HEAD_16, num_local_experts=4, intermediate_size_mlp=32, attention_chunk_size=256
     ),
-    "mellum": transformers.MellumConfig(**HEAD_16, **_EXPERTS),
-    "mimo-v2-flash": transformers.MiMoV2FlashConfig(**HEAD_16, **WINDOW, **_ROUTED),
-    "minicpm3": transformers.MiniCPM3Config(**_LATENT),
+    "mellum": transformers.MellumConfig(**HEAD_16, **EXPERTS),
+    "mimo-v2-flash": transformers.MiMoV2FlashConfig(**HEAD_16, **WINDOW, **ROUTED),
+    "minicpm3": transformers.MiniCPM3Config(**LATENT),
     "minimax-m2": transformers.MiniMaxM2Config(**HEAD_16, **_LOCAL_EXPERTS),
     "ministral": transformers.MinistralConfig(**HEAD_16, **WINDOW),
     "ministral3": transformers.Ministral3Config(**HEAD_16),
@@ -91,9 +91,9 @@ NEWER_FAMILIES: dict[str, PretrainedConfig] = {
     "olmo3": transformers.Olmo3Config(**COMMON, **WINDOW),
     "olmoe": transformers.OlmoeConfig(**COMMON, num_experts=4, num_experts_per_tok=2),
     "phimoe": transformers.PhimoeConfig(**COMMON, **_LOCAL_EXPERTS),
-    "qwen2-moe": transformers.Qwen2MoeConfig(**COMMON, **_EXPERTS, shared_expert_intermediate_size=16),
+    "qwen2-moe": transformers.Qwen2MoeConfig(**COMMON, **EXPERTS, shared_expert_intermediate_size=16),
     "seed-oss": transformers.SeedOssConfig(**HEAD_16),
-    "solar-open": transformers.SolarOpenConfig(**HEAD_16, **_ROUTED),
+    "solar-open": transformers.SolarOpenConfig(**HEAD_16, **ROUTED),
     "vaultgemma": transformers.VaultGemmaConfig(**HEAD_16, **WINDOW, query_pre_attn_scalar=16),
-    "youtu": transformers.YoutuConfig(**_LATENT),
+    "youtu": transformers.YoutuConfig(**LATENT),
 }

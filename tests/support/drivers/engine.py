@@ -108,12 +108,19 @@ class EngineDriver:
         *,
         max_num_batched_tokens: int = 2048,
         num_blocks: int | None = None,
+        num_states: int | None = None,
         caching: bool = True,
         drafter: Drafter | None = None,
         tier: HostTier | None = None,
     ) -> Scheduler:
         return Scheduler(
-            KVCacheManager(num_blocks or self.num_blocks, self.config.block_size, caching, tier),
+            KVCacheManager(
+                num_blocks or self.num_blocks,
+                self.config.block_size,
+                caching,
+                tier,
+                num_states=self.runner.size.num_states if num_states is None else num_states,
+            ),
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=10_000,

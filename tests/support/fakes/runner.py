@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from triptych_common.constraints.spec import ConstraintSpec
@@ -23,6 +24,8 @@ from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.media.item import Embeddings, EmbeddingTensor, PromptMedia
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, StepResult
 from triptych_engine.scheduling.request import SamplingParams, TokenLogprobs
+
+from support.fakes.states import FakeStates
 
 VOCAB_SIZE = 50
 
@@ -97,6 +100,7 @@ class FakeRunner:
     def __init__(self, block_size: int = 4, tier: HostTier | None = None) -> None:
         self._block_size, self._tier = block_size, tier
         self._cache: dict[tuple[int, int], int] = {}  # (block, offset) -> hash of the sequence up to the token in this slot
+        self.states = FakeStates()
         self.sequences: dict[str, FakeSequence] = {}  # request_id -> sequence
         self._in_flight: list[FakeStep] = []
         self.salts: dict[str, str] = {}  # request_id -> salt, if it has one: blocks must not be shared between salts
@@ -135,6 +139,7 @@ class FakeRunner:
         self.sequences.clear()
         self._in_flight.clear()
         self._cache.clear()
+        self.states.clear()
 
     def close(self) -> None:
         """It has no processes."""
@@ -228,6 +233,7 @@ class FakeRunner:
         result = StepResult()
         self._store(step.scheduled.stores)
         self._load(step.scheduled.loads)
+        self.states.begin(step.scheduled.new)
         if not (step.chunks or step.scheduled.loads):
             return result
         assert self.cache_allocated
@@ -250,6 +256,8 @@ class FakeRunner:
         chunks = [chunk for chunk in step.chunks if not chunk[0].is_lost]
         for sequence, start, end in chunks:
             self._check_embeddings(sequence, start, end, step.scheduled)
+            snapshots = step.scheduled.snapshots.get(sequence.request_id, ())
+            self.states.compute(sequence.new, start, end, snapshots, partial(self._prefix_hash, sequence))
             for position in range(start, end):
                 self._cache[self._slot(sequence, position)] = self._prefix_hash(sequence, position)
             if sequence.new.sampling.prompt_logprobs is not None:

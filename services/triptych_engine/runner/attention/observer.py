@@ -9,18 +9,26 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 from triptych.errors import UnsupportedModelError
 
 from triptych_engine.runner.attention.paged import LayerShape, attending, current_backend, paged_attention
+from triptych_engine.runner.recurrent.layer_types import RECURRENT_LAYER_TYPES, STATELESS_LAYER_TYPES
+from triptych_engine.runner.recurrent.layers import RecurrentLayers
 
 #: Name of the attention during that pass.
 OBSERVED_ATTENTION = "triptych_observed"
 
 
 def observe_layers(
-    model: PreTrainedModel, config: PretrainedConfig, name: str, probe: torch.Tensor, max_model_len: int
+    model: PreTrainedModel,
+    config: PretrainedConfig,
+    name: str,
+    probe: torch.Tensor,
+    max_model_len: int,
+    recurrent: RecurrentLayers | None = None,
 ) -> dict[int, LayerShape]:
-    """What each layer stores, by its index.
+    """What each layer stores in the KV cache, by its index.
 
     Args:
         probe: [num_tokens] token ids.
+        recurrent: layers of the model that have states instead, or too; their shapes are noted there.
 
     Raises:
         UnsupportedModelError: the model does not use the attention that it is switched to, or has a window in its mask only.
@@ -32,15 +40,26 @@ def observe_layers(
             model(input_ids=probe[None], position_ids=None, use_cache=False)
         except (RuntimeError, AttributeError) as error:
             raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {error}") from error
-    num_layers = config.get_text_config().num_hidden_layers
-    if sorted(observer.layers) != list(range(num_layers)):
-        used = f"{len(observer.layers)} of its {num_layers} layers use the attention interface"
-        raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {used}")
+    states = {} if recurrent is None else recurrent.shapes
+    if (problem := _unknown_layers(config.get_text_config(), set(observer.layers), set(states))) is not None:
+        raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {problem}")
     window = min(observer.mask_windows.values(), default=max_model_len)
     if window < max_model_len:
         why = f"its attention to the last {window} tokens is in its mask only; set max_model_len to that or less"
         raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {why}")
     return observer.layers
+
+
+def _unknown_layers(text: PretrainedConfig, attending_layers: set[int], recurrent_layers: set[int]) -> str | None:
+    """What is not known about the layers of a model; None if nothing."""
+    num_layers = text.num_hidden_layers
+    kinds = dict(enumerate(getattr(text, "layer_types", None) or ()))
+    if lacking := [i for i, kind in kinds.items() if kind in RECURRENT_LAYER_TYPES and i not in recurrent_layers]:
+        return f"the states of its layers {', '.join(map(str, lacking))} ({kinds[lacking[0]]}) are not known to this version"
+    known = attending_layers | recurrent_layers | {i for i, kind in kinds.items() if kind in STATELESS_LAYER_TYPES}
+    if known != set(range(num_layers)) or not attending_layers:
+        return f"{len(attending_layers)} of its {num_layers} layers use the attention interface"
+    return None
 
 
 class LayerObserver:

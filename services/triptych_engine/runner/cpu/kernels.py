@@ -20,6 +20,7 @@ from triptych_engine.runner.cpu.kernel_args import DecoderEndsArgs, DecoderLayer
 from triptych_engine.runner.cpu.openmp import share_runtime_of_torch
 from triptych_engine.runner.cpu.quant_kernels import QuantKernels
 from triptych_engine.runner.cpu.rank_kernels import RankKernels
+from triptych_engine.runner.cpu.recurrent_kernels import CpuRecurrentOps
 from triptych_engine.runner.cpu.sampling_kernels import SamplingKernels
 from triptych_engine.runner.quantization.formats import F8, ON_THE_FLY, QuantizedRows, quantize_rows
 
@@ -114,6 +115,7 @@ class CpuKernels:
         self._pages = HugePages()  # memory of packed weights
         self.sampling = SamplingKernels(library)
         self.ranks = RankKernels(library)
+        self.recurrent = CpuRecurrentOps(library)
         #: Products with quantised weights, in which a row's result does not depend on the other rows.
         self.quant = QuantKernels(library, self.workspace)
         #: The same without this promise, where the CPU multiplies many rows faster in another way.

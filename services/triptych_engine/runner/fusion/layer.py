@@ -199,6 +199,8 @@ def _fused(call: ModuleCall, kernels: FusedKernels, tables: RotaryTables, verdic
     (attention,) = call.attention
     if attention.key.shape[1:] != (attention.value.shape[1], attention.query.shape[2]):
         return None
+    if cast(Any, call.module).self_attn.q_proj.outputs[1] != attention.query.shape[1:].numel():  # a gate, too
+        return None
     fused = FusedDecoderLayer(call.module, attention, kernels, tables)
     if not verdicts.of(("layer", fused.index), lambda: _computes_the_same(fused, call, attention)):
         return None

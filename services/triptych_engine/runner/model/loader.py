@@ -36,6 +36,8 @@ from triptych_engine.runner.quantization.checkpoints import check_plain, load_qu
 from triptych_engine.runner.quantization.filling import fill_model
 from triptych_engine.runner.quantization.gguf import load_gguf
 from triptych_engine.runner.quantization.tensor import QuantizedModules
+from triptych_engine.runner.recurrent.attach import attach_recurrent_layers
+from triptych_engine.runner.recurrent.layers import RecurrentLayers
 from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,8 @@ class LoadedModel:
     model: PreTrainedModel
     config: PretrainedConfig
     layers: dict[int, LayerShape]  # layer index -> what it stores per token
+    #: Layers with a state per sequence; None if there are none.
+    recurrent: RecurrentLayers | None
     dtype: torch.dtype
     checkpoint_dtype: torch.dtype
     device: torch.device
@@ -193,12 +197,19 @@ def load_model(
     probe = torch.arange(num_probe_tokens, device=device) * 7919 % config.get_text_config().vocab_size
     verdicts = verdicts or Verdicts()
     reference = torch.empty(0) if "passed" in verdicts else _reference_logits(model, config, name, probe)
-    layers = verdicts.of("layers", lambda: observe_layers(model, config, name, probe, max_model_len))
+    recurrent = attach_recurrent_layers(model)
+    if recurrent is not None and group is not None:
+        why = "its recurrent layers are computed by one rank; serve it without tensor_parallel_size"
+        raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {why}")
+    layers = verdicts.of("layers", lambda: observe_layers(model, config, name, probe, max_model_len, recurrent))
+    if recurrent is not None:
+        recurrent.shapes = dict(verdicts.of("recurrent layers", partial(dict, recurrent.shapes)))
     model.set_attn_implementation(ATTENTION_NAME)
     return LoadedModel(
         model=model,
         config=config,
         layers=layers,
+        recurrent=recurrent,
         dtype=dtype,
         checkpoint_dtype=checkpoint,
         device=device,

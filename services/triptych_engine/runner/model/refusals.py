@@ -10,8 +10,9 @@ from transformers.models.auto.modeling_auto import (
 from triptych.errors import UnsupportedModelError
 
 from triptych_engine.runner.quantization.checkpoints import quantization_of, unsupported_quantization
+from triptych_engine.runner.recurrent.layer_types import RECURRENT_LAYER_TYPES, STATELESS_LAYER_TYPES
 
-_ATTENTION_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_LAYER_TYPES = {"full_attention", "sliding_attention", *RECURRENT_LAYER_TYPES, *STATELESS_LAYER_TYPES}
 
 
 def check_supported(config: PretrainedConfig, name: str, max_model_len: int) -> None:
@@ -48,11 +49,11 @@ def _layer_reason(text: PretrainedConfig, max_model_len: int) -> str | None:
     chunk = getattr(text, "attention_chunk_size", None)
     if "chunked_attention" in layer_types and chunk and max_model_len <= chunk:
         layer_types.discard("chunked_attention")  # every sequence stays within its first chunk
-    odd = sorted(layer_types - _ATTENTION_LAYER_TYPES)
+    odd = sorted(layer_types - _LAYER_TYPES)
     if odd == ["chunked_attention"]:
         return f"its chunked attention is right only up to {chunk} tokens; set max_model_len to that or less"
     if odd:
-        return f"it has layers that keep state outside of the KV cache ({', '.join(odd)})"
+        return f"it has layers of kinds that are not known here ({', '.join(odd)})"
     return None
 
 

@@ -12,8 +12,11 @@ from support.builders.text_families import COMMON
 from transformers import (
     BloomConfig,
     FalconConfig,
+    JambaConfig,
     Llama4TextConfig,
+    Mamba2Config,
     MambaConfig,
+    MiniMaxConfig,
     Phi3Config,
     PhimoeConfig,
     PretrainedConfig,
@@ -35,7 +38,11 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
     [
         (T5Config(), 512, "encoder-decoder"),
         (ViTConfig(), 512, "no causal language model"),
-        (Qwen3NextConfig(), 512, "linear_attention"),
+        (
+            a_tiny_llama_config(layer_types=["compressed_sparse_attention"] * 2),
+            512,
+            "compressed_sparse_attention",
+        ),
         (Llama4TextConfig(attention_chunk_size=8192), 10_000, "chunked attention is right only up to 8192 tokens"),
         (
             Phi3Config(
@@ -65,6 +72,7 @@ def test_the_configuration_tells(config: PretrainedConfig, max_model_len: int, r
         (a_tiny_llama_config(), 256),
         (a_tiny_llama_config(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), 256),
         (Llama4TextConfig(attention_chunk_size=8192), 8192),
+        (Qwen3NextConfig(), 512),
     ],
 )
 def test_what_stays_within_its_limits_passes(config: PretrainedConfig, max_model_len: int):
@@ -77,12 +85,27 @@ def test_what_stays_within_its_limits_passes(config: PretrainedConfig, max_model
         BloomConfig(vocab_size=60, hidden_size=32, n_layer=2, n_head=4),
         FalconConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4),
         MambaConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2, state_size=4),
+        Mamba2Config(vocab_size=60, hidden_size=32, num_hidden_layers=2, state_size=4, num_heads=4, head_dim=16, n_groups=1),
     ],
     ids=lambda config: config.model_type,
 )
 def test_models_that_attend_in_their_own_way_are_refused_at_load(config: PretrainedConfig, tmp_path: Path):
     save_random_model(tmp_path, config)
     with pytest.raises(UnsupportedModelError, match=r"cannot serve tiny \(\w+\): "):
+        load_model(tmp_path, "tiny", dtype=None, device=CPU, max_model_len=64)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        JambaConfig(**COMMON, attn_layer_period=2, attn_layer_offset=1, expert_layer_period=4, mamba_d_state=4, mamba_dt_rank=4),
+        MiniMaxConfig(**COMMON, head_dim=16, layer_types=["linear_attention", "full_attention", "linear_attention"]),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_states_that_are_not_known_are_refused_with_their_layers(config: PretrainedConfig, tmp_path: Path):
+    save_random_model(tmp_path, config)
+    with pytest.raises(UnsupportedModelError, match=r"the states of its layers 0, 2 \(linear_attention\) are not known"):
         load_model(tmp_path, "tiny", dtype=None, device=CPU, max_model_len=64)
 
 

@@ -10,6 +10,7 @@ from support.builders.engine import a_host_tier, a_media_request, a_request, a_s
 from support.fakes.runner import FakeRunner, fake_embeddings
 from triptych_engine.scheduling.output import SchedulerOutput
 from triptych_engine.scheduling.request import Request
+from triptych_engine.scheduling.scheduler import Scheduler
 
 
 class _WithoutRequests(pickle.Pickler):
@@ -34,7 +35,18 @@ def test_a_scheduler_output_is_the_same_after_a_journey_and_holds_no_request():
     scheduler.add(a_media_request("picture", [1, (b"cat", (6,)), 2], max_tokens=12))
     for order in scheduler.take_fetches()[0]:
         scheduler.arrive(order.number, fake_embeddings(order.key, order.num_tokens))
-    seen, later = set(), [a_request("again", list(range(10)), max_tokens=2), a_request("long", [9] * 40, max_tokens=2)]
+    later = [a_request("again", list(range(10)), max_tokens=2), a_request("long", [9] * 40, max_tokens=2)]
+    seen = _fields_used(scheduler, runner, later)
+    assert scheduler.num_preemptions > 0
+    hybrid = a_scheduler(num_states=4)
+    hybrid.add(a_request("text", list(range(10))))
+    seen |= _fields_used(hybrid, FakeRunner(), [])
+    assert seen == {field.name for field in fields(SchedulerOutput)} - {"awaits_embeddings"}, "each field was put to the test"
+
+
+def _fields_used(scheduler: Scheduler, runner: FakeRunner, later: list[Request]) -> set[str]:
+    """The names of the fields that are not empty in some step, of which each has made its journey."""
+    seen = set()
     while scheduler.has_work:
         output = scheduler.schedule()
         data = pickled(output)
@@ -44,5 +56,4 @@ def test_a_scheduler_output_is_the_same_after_a_journey_and_holds_no_request():
         scheduler.update_from_output(output, runner.execute(again))
         if not scheduler.has_work and later:
             scheduler.add(later.pop())
-    assert scheduler.num_preemptions > 0
-    assert seen == {field.name for field in fields(SchedulerOutput)} - {"awaits_embeddings"}, "each field was put to the test"
+    return seen

@@ -43,6 +43,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_drafts=st.sampled_from([0, 0, 1, 4]),
         num_slots=st.sampled_from([0, 4, 8, 64]),
         offers_prompts=st.booleans(),
+        num_states=st.sampled_from([0, 1, 3, 12]),
     )
     def start(
         self,
@@ -58,6 +59,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_drafts: int,
         num_slots: int,
         offers_prompts: bool,
+        num_states: int,
     ) -> None:
         self.max_in_flight = max_in_flight  # steps that are left to run while the next is scheduled
         self.in_flight: deque[SchedulerOutput] = deque()
@@ -73,6 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             max_embeddings=max_embeddings,
             tier=self.tier,
+            num_states=0 if num_drafts or num_slots else num_states,
             offers_prompts=offers_prompts,
             # About two prompt tokens beside each one that decodes.
             pacer=StepPacer(StepCosts(1.0, 1.0, 0.5), max_step_s=8.0, min_prompt_tokens=2) if paced else None,

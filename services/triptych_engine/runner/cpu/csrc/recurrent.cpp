@@ -1,0 +1,273 @@
+// The recurrences of hybrid models over a ragged batch: see runner/recurrent/ops.py, whose TorchRecurrentOps computes the same.
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "vector.h"
+
+namespace triptych {
+
+// A batch cut into segments, at whose ends a snapshot of the state may be made. See RecurrentStep in runner/recurrent/step.py.
+struct RecurrentSegments {
+  const int32_t* first_segment;  // [num_sequences + 1], of each sequence
+  const int32_t* first_token;    // [num_segments + 1], of each segment
+  const int32_t* slots;          // [num_segments], where the state is
+  const int32_t* is_fresh;       // [num_segments], whether the state is zero before
+  const int32_t* snapshots;      // [num_segments], the slot to which the state is copied after it; -1 for none
+  int64_t num_sequences;
+};
+
+// x, out: [num_tokens, channels], rows x_stride apart; out is dense. weight: [width + 1, channels] float, the oldest token first.
+// bias: [channels] or null. state: [num_slots, width, channels].
+struct ConvArgs {
+  RecurrentSegments segments;
+  const void* x;
+  const float* weight;
+  const float* bias;
+  float* state;
+  void* out;
+  int64_t x_stride, channels;
+  int32_t width, silu;
+};
+
+// query, key: [num_tokens, num_key_heads, key_dim], value: [num_tokens, num_heads, value_dim], tokens apart by their strides. out:
+// dense. decay: [num_tokens, num_heads], or [num_tokens, num_heads, key_dim] if it is per row. beta: [num_tokens, num_heads]. skip:
+// [num_heads] or null. state: [num_slots, num_heads, key_dim, value_dim].
+struct RecurArgs {
+  RecurrentSegments segments;
+  const void *query, *key, *value;
+  const float *decay, *beta, *skip;
+  float* state;
+  void* out;
+  int64_t query_stride, key_stride, value_stride;
+  int32_t num_key_heads, num_heads, key_dim, value_dim;
+  int32_t has_delta_rule, normalizes, decays_rows;
+  float scale;
+};
+
+}  // namespace triptych
+
+namespace {
+
+using namespace triptych;
+
+constexpr float kNormEps = 1e-6f;         // as transformers' own l2norm
+constexpr int kMostWidth = 4;             // of a convolution
+constexpr int kMostColumns = 64;          // of a state that are computed at once
+constexpr int kTileFloats = 8 << 10;      // of these, a part of the first cache
+constexpr int kMostKeyDim = 512;
+constexpr int64_t kParallelElements = 1 << 14;  // with fewer it is not worth waking other threads
+
+// -- the convolution ----------------------------------------------------------------------------------------------------------------
+
+// kLanes channels of one sequence, from `channel` on.
+template <class T, int width>
+void conv_channels(const ConvArgs& args, int64_t sequence, int64_t channel) {
+  const RecurrentSegments& segments = args.segments;
+  const int64_t channels = args.channels;
+  const T* x = (const T*)args.x + channel;
+  T* out = (T*)args.out + channel;
+  vf weight[width + 1], before[width];
+  for (int j = 0; j <= width; j++) weight[j] = load(args.weight + j * channels + channel);
+  const vf bias = args.bias ? load(args.bias + channel) : vf{};
+  const auto state_of = [&](int32_t slot) { return args.state + slot * width * channels + channel; };
+  const auto keep = [&](int32_t slot) {
+    for (int j = 0; j < width; j++) store(state_of(slot) + j * channels, before[j]);
+  };
+
+  const int32_t first = segments.first_segment[sequence], last = segments.first_segment[sequence + 1];
+  for (int j = 0; j < width; j++) before[j] = segments.is_fresh[first] ? vf{} : load(state_of(segments.slots[first]) + j * channels);
+  for (int32_t s = first; s < last; s++) {
+    for (int64_t t = segments.first_token[s]; t < segments.first_token[s + 1]; t++) {
+      const vf newest = load(x + t * args.x_stride);
+      vf sum = bias + weight[width] * newest;
+      for (int j = 0; j < width; j++) sum += weight[j] * before[j];
+      store(out + t * channels, args.silu ? silu(sum) : sum);
+      for (int j = 0; j + 1 < width; j++) before[j] = before[j + 1];
+      before[width - 1] = newest;
+    }
+    if (segments.snapshots[s] >= 0) keep(segments.snapshots[s]);
+  }
+  keep(segments.slots[first]);
+}
+
+template <class T, int width>
+void conv_of_width(const ConvArgs& args) {
+  const int64_t parts = args.channels / kLanes, sequences = args.segments.num_sequences;
+  const int64_t num_tokens = args.segments.first_token[args.segments.first_segment[sequences]];
+#pragma omp parallel for schedule(static) if (num_tokens * args.channels >= kParallelElements)
+  for (int64_t i = 0; i < sequences * parts; i++) conv_channels<T, width>(args, i / parts, i % parts * kLanes);
+}
+
+template <class T>
+void conv(const ConvArgs& args) {
+  switch (args.width) {
+    case 1: return conv_of_width<T, 1>(args);
+    case 2: return conv_of_width<T, 2>(args);
+    case 3: return conv_of_width<T, 3>(args);
+    default: return conv_of_width<T, kMostWidth>(args);
+  }
+}
+
+// -- the matrix recurrence ----------------------------------------------------------------------------------------------------------
+
+// out = x * factor, or normed(x) * factor. size: a multiple of kLanes.
+template <class T>
+void prepare(const T* x, float* out, int64_t size, bool normalizes, float factor) {
+  if (normalizes) {
+    vf squares = vf{};
+    for (int64_t i = 0; i < size; i += kLanes) {
+      const vf v = load(x + i);
+      squares += v * v;
+    }
+    factor /= __builtin_sqrtf(sum_of(squares) + kNormEps);
+  }
+  for (int64_t i = 0; i < size; i += kLanes) store(out + i, load(x + i) * factor);
+}
+
+// `count` registers of columns of one head's state. The columns do not depend on each other: each token reads and changes them by
+// its query, its key, and its value in the same columns.
+template <int count>
+struct Columns {
+  static constexpr int kSize = count * kRegisterLanes;
+  rf state[kTileFloats / kRegisterLanes];
+
+  // state = decay * state; returns state^T key.
+  template <bool decays_rows>
+  inline void decay(const float* key, const float* decay, int64_t key_dim, rf* memory) {
+    rf sums[2][count] = {};
+    rf factor = splat<rf>(decay[0]);
+    for (int64_t i = 0; i < key_dim; i += 2) {
+      for (int u = 0; u < 2; u++) {
+        rf* row = state + (i + u) * count;
+        if (decays_rows) factor = splat<rf>(decay[i + u]);
+        const rf k = splat<rf>(key[i + u]);
+#pragma GCC unroll 8
+        for (int c = 0; c < count; c++) {
+          row[c] *= factor;
+          sums[u][c] = fma(row[c], k, sums[u][c]);
+        }
+      }
+    }
+    for (int c = 0; c < count; c++) memory[c] = sums[0][c] + sums[1][c];
+  }
+
+  // state = decay * state + key (x) added; returns state^T query.
+  template <bool decays, bool decays_rows>
+  inline void add(const float* key, const float* query, const float* decay, const rf* added, int64_t key_dim, rf* read) {
+    rf sums[2][count] = {};
+    rf factor = splat<rf>(decay[0]);
+    for (int64_t i = 0; i < key_dim; i += 2) {
+      for (int u = 0; u < 2; u++) {
+        rf* row = state + (i + u) * count;
+        if (decays && decays_rows) factor = splat<rf>(decay[i + u]);
+        const rf k = splat<rf>(key[i + u]), q = splat<rf>(query[i + u]);
+#pragma GCC unroll 8
+        for (int c = 0; c < count; c++) {
+          row[c] = fma(k, added[c], decays ? row[c] * factor : row[c]);
+          sums[u][c] = fma(row[c], q, sums[u][c]);
+        }
+      }
+    }
+    for (int c = 0; c < count; c++) read[c] = sums[0][c] + sums[1][c];
+  }
+
+  void load_from(const float* matrix, int64_t key_dim, int64_t value_dim) {
+    for (int64_t i = 0; i < key_dim; i++) std::memcpy(state + i * count, matrix + i * value_dim, kSize * sizeof(float));
+  }
+  void store_to(float* matrix, int64_t key_dim, int64_t value_dim) const {
+    for (int64_t i = 0; i < key_dim; i++) std::memcpy(matrix + i * value_dim, state + i * count, kSize * sizeof(float));
+  }
+};
+
+template <class T, int count, bool decays_rows>
+void recur_columns(const RecurArgs& args, int64_t sequence, int64_t head, int64_t column) {
+  const RecurrentSegments& segments = args.segments;
+  const int64_t key_dim = args.key_dim, value_dim = args.value_dim;
+  const int64_t key_head = head / (args.num_heads / args.num_key_heads);
+  alignas(64) Columns<count> columns;
+  alignas(64) float query[kMostKeyDim], key[kMostKeyDim], value[Columns<count>::kSize];
+  const auto matrix_of = [&](int32_t slot) { return args.state + (slot * args.num_heads + head) * key_dim * value_dim + column; };
+
+  const int32_t first = segments.first_segment[sequence], last = segments.first_segment[sequence + 1];
+  if (segments.is_fresh[first]) {
+    std::fill(columns.state, columns.state + key_dim * count, rf{});
+  } else {
+    columns.load_from(matrix_of(segments.slots[first]), key_dim, value_dim);
+  }
+  for (int32_t s = first; s < last; s++) {
+    for (int64_t t = segments.first_token[s]; t < segments.first_token[s + 1]; t++) {
+      prepare((const T*)args.query + t * args.query_stride + key_head * key_dim, query, key_dim, args.normalizes, args.scale);
+      prepare((const T*)args.key + t * args.key_stride + key_head * key_dim, key, key_dim, args.normalizes, 1.0f);
+      const T* own = (const T*)args.value + t * args.value_stride + head * value_dim + column;
+      for (int i = 0; i < Columns<count>::kSize; i++) value[i] = to_float(own[i]);
+      const int64_t gate = t * args.num_heads + head;
+      const float* decay = args.decay + (decays_rows ? gate * key_dim : gate);
+      rf added[count], out[count];
+      std::memcpy(added, value, sizeof added);
+      if (args.has_delta_rule) {
+        rf memory[count];
+        columns.template decay<decays_rows>(key, decay, key_dim, memory);
+        for (int c = 0; c < count; c++) added[c] = args.beta[gate] * (added[c] - memory[c]);
+        columns.template add<false, decays_rows>(key, query, decay, added, key_dim, out);
+      } else {
+        for (int c = 0; c < count; c++) added[c] *= args.beta[gate];
+        columns.template add<true, decays_rows>(key, query, decay, added, key_dim, out);
+      }
+      float result[Columns<count>::kSize];
+      std::memcpy(result, out, sizeof result);
+      T* to = (T*)args.out + gate * value_dim + column;
+      const float skip = args.skip ? args.skip[head] : 0.0f;
+      for (int i = 0; i < Columns<count>::kSize; i++) convert(result[i] + skip * value[i], to[i]);
+    }
+    if (segments.snapshots[s] >= 0) columns.store_to(matrix_of(segments.snapshots[s]), key_dim, value_dim);
+  }
+  columns.store_to(matrix_of(segments.slots[first]), key_dim, value_dim);
+}
+
+template <class T, int count>
+void recur_by(const RecurArgs& args) {
+  const int64_t size = Columns<count>::kSize, parts = args.value_dim / size, sequences = args.segments.num_sequences;
+  const int64_t elements = sequences * args.num_heads * args.key_dim * args.value_dim;
+#pragma omp parallel for schedule(static) if (elements >= kParallelElements)
+  for (int64_t i = 0; i < sequences * args.num_heads * parts; i++) {
+    const int64_t sequence = i / (args.num_heads * parts), head = i / parts % args.num_heads, column = i % parts * size;
+    if (args.decays_rows) {
+      recur_columns<T, count, true>(args, sequence, head, column);
+    } else {
+      recur_columns<T, count, false>(args, sequence, head, column);
+    }
+  }
+}
+
+// As many columns at once as divide the state, and fit.
+template <class T>
+void recur(const RecurArgs& args) {
+  constexpr int kMost = kMostColumns / kRegisterLanes;
+  int count = kMost < 4 ? kMost : 4;
+  while (count > 1 && (args.value_dim % (count * kRegisterLanes) || args.key_dim * count * kRegisterLanes > kTileFloats)) count /= 2;
+  if (count == 4) return recur_by<T, 4>(args);
+  if (count == 2) return recur_by<T, 2>(args);
+  recur_by<T, 1>(args);
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t triptych_conv_args_size() { return sizeof(triptych::ConvArgs); }
+int64_t triptych_recur_args_size() { return sizeof(triptych::RecurArgs); }
+
+// Whether the kernels take these shapes.
+int triptych_conv_takes(int64_t channels, int64_t width) { return channels % kLanes == 0 && width >= 1 && width <= kMostWidth; }
+int triptych_recur_takes(int64_t key_dim, int64_t value_dim) {
+  return key_dim % kLanes == 0 && key_dim <= kMostKeyDim && value_dim % kRegisterLanes == 0;
+}
+
+void triptych_conv_fp32(const triptych::ConvArgs* args) { conv<float>(*args); }
+void triptych_conv_bf16(const triptych::ConvArgs* args) { conv<bf16>(*args); }
+void triptych_recur_fp32(const triptych::RecurArgs* args) { recur<float>(*args); }
+void triptych_recur_bf16(const triptych::RecurArgs* args) { recur<bf16>(*args); }
+
+}
