@@ -73,7 +73,7 @@ class WholeModel:
             types[0, placeholder.offset : placeholder.offset + placeholder.length] = _TYPES[modality]
         more: dict[str, Any] = {}
         kind = self._config.model_type
-        if kind.startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm", "paddleocr")):
+        if kind.startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm", "paddleocr")):
             more["mm_token_type_ids"] = types
         elif kind == "gemma3":
             more["token_type_ids"] = types

@@ -12,6 +12,7 @@ import torch
 import transformers
 from support.builders.engine import a_tiny_llama_config, save_random_model
 from support.builders.gguf_files import save_gguf_model
+from support.builders.hybrid_families import HYBRIDS
 from support.builders.quantized_checkpoints import CASES, save_quantised
 from support.builders.text_families import COMMON, FAMILIES, HEAD_16, PROMPTS
 from support.drivers.ranks import Ranks, compute
@@ -148,6 +149,8 @@ def test_what_cannot_be_divided_is_refused_with_the_reason(ranks: dict[tuple[int
     two = of_size(ranks, 2)
     with pytest.raises(UnsupportedModelError, match="no plan to divide models of the family opt among ranks"):
         two.compute(a_model(tmp_path / "opt", FAMILIES["opt"]), PROMPTS[0])
+    with pytest.raises(UnsupportedModelError, match="its recurrent layers cannot be divided among ranks"):
+        two.compute(a_model(tmp_path / "lfm2", HYBRIDS["lfm2"]), PROMPTS[0])
     one_head = a_tiny_llama_config(num_attention_heads=1, num_key_value_heads=1)
     with pytest.raises(UnsupportedModelError, match="1 attention heads cannot be divided among 2 ranks"):
         two.compute(a_model(tmp_path / "heads", one_head), PROMPTS[0])

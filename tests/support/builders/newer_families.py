@@ -25,6 +25,16 @@ from support.builders.family_parts import (
 )
 
 _ROPE = {**MROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+_QWEN3_5_TOWER = {key: value for key, value in QWEN3_TOWER.items() if key != "deepstack_visual_indexes"}
+_DELTA_NET: dict[str, Any] = {
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "rope_parameters": {**MROPE, "mrope_section": [1, 0, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.25},
+}
 _PINPOINTS = [[28, 56], [56, 28], [56, 56]]
 _TOWER = {**QWEN_TOWER, "image_size": 56, "patch_size": 14}
 
@@ -104,6 +114,24 @@ NEWER_FAMILIES: dict[str, Family] = {
             num_experts=4,
             num_experts_per_tok=2,
             moe_intermediate_size=32,
+        ),
+    ),
+    "qwen3_5": replace(
+        FAMILY_TABLE["qwen3_vl"],
+        model_class="Qwen3_5ForConditionalGeneration",
+        config=qwen_vl(transformers.Qwen3_5Config, _QWEN3_5_TOWER, **_DELTA_NET),
+    ),
+    "qwen3_5_moe": replace(
+        FAMILY_TABLE["qwen3_vl"],
+        model_class="Qwen3_5MoeForConditionalGeneration",
+        config=qwen_vl(
+            transformers.Qwen3_5MoeConfig,
+            _QWEN3_5_TOWER,
+            **_DELTA_NET,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=32,
         ),
     ),
     "llava_next": Family(

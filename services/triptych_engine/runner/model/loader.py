@@ -171,7 +171,7 @@ def load_model(
         config = getattr(config, "thinker_config", config)  # the part of Omni models that generates text
     except (ValueError, OSError) as error:
         raise UnsupportedModelError(f"cannot serve {name}: {str(error).splitlines()[0]}") from error
-    check_supported(config, name, max_model_len)
+    check_supported(config, name, max_model_len, num_ranks=1 if group is None else group.size)
     check_weight_files(path)
     checkpoint: torch.dtype = getattr(torch, checkpoint_dtype(path))
     gguf = gguf_file(path)
@@ -198,9 +198,6 @@ def load_model(
     verdicts = verdicts or Verdicts()
     reference = torch.empty(0) if "passed" in verdicts else _reference_logits(model, config, name, probe)
     recurrent = attach_recurrent_layers(model)
-    if recurrent is not None and group is not None:
-        why = "its recurrent layers are computed by one rank; serve it without tensor_parallel_size"
-        raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {why}")
     layers = verdicts.of("layers", lambda: observe_layers(model, config, name, probe, max_model_len, recurrent))
     if recurrent is not None:
         recurrent.shapes = dict(verdicts.of("recurrent layers", partial(dict, recurrent.shapes)))

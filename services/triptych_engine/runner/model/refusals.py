@@ -15,9 +15,11 @@ from triptych_engine.runner.recurrent.layer_types import RECURRENT_LAYER_TYPES, 
 _LAYER_TYPES = {"full_attention", "sliding_attention", *RECURRENT_LAYER_TYPES, *STATELESS_LAYER_TYPES}
 
 
-def check_supported(config: PretrainedConfig, name: str, max_model_len: int) -> None:
+def check_supported(config: PretrainedConfig, name: str, max_model_len: int, *, num_ranks: int = 1) -> None:
     """Raise UnsupportedModelError, with name and reason, if the engine would compute the model wrongly or not at all."""
     reason = _reason(config, max_model_len)
+    if num_ranks > 1 and RECURRENT_LAYER_TYPES.intersection(getattr(config.get_text_config(), "layer_types", None) or ()):
+        reason = reason or "its recurrent layers cannot be divided among ranks; serve it without tensor_parallel_size"
     if reason:
         raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {reason}")
 

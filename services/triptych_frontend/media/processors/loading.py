@@ -25,6 +25,8 @@ VIDEO_PROCESSORS = {
     "qwen2_5_vl": "Qwen2VLVideoProcessor",
     "qwen3_vl": "Qwen3VLVideoProcessor",
     "qwen3_vl_moe": "Qwen3VLVideoProcessor",
+    "qwen3_5": "Qwen3VLVideoProcessor",
+    "qwen3_5_moe": "Qwen3VLVideoProcessor",
 }
 
 

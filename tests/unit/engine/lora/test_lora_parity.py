@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.builders.engine import a_tiny_llama_config, save_random_model
+from support.builders.hybrid_families import HYBRIDS
 from support.builders.lora import ALL, ATTENTION, peft_logits, save_adapter
 from support.lora import all_logits, lora_runner
 from transformers import Gemma3TextConfig, ModernBertDecoderConfig, Phi3Config, Qwen3Config, Qwen3MoeConfig
@@ -26,8 +27,13 @@ MODELS: dict[str, Callable[[], Any]] = {
     "gemma3": lambda: Gemma3TextConfig(**_SIZES, sliding_window=32, query_pre_attn_scalar=16),
     "phi3": lambda: Phi3Config(**{key: value for key, value in _SIZES.items() if key != "head_dim"}),
     "qwen3_moe": lambda: Qwen3MoeConfig(**_SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+    "qwen3_5": lambda: HYBRIDS["qwen3.5-text"],
 }
-TARGETS: dict[str, Sequence[str]] = {"phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), "qwen3_moe": ATTENTION}
+TARGETS: dict[str, Sequence[str]] = {
+    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "qwen3_moe": ATTENTION,
+    "qwen3_5": ("in_proj_qkv", "in_proj_z", "in_proj_b", "out_proj", "o_proj", "up_proj"),
+}
 #: Ranks below, at and above a vector, in one batch.
 RANKS = (1, 8, 17, 40)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.builders.engine import a_tiny_llama_config, save_random_model
+from support.builders.hybrid_families import HYBRIDS
 from support.builders.multimodal import build_checkpoint
 from triptych_engine.executor.in_process import InProcessExecutor
 from triptych_engine.runner import builder
@@ -35,6 +37,13 @@ def a_config(path: Path, **options: Any) -> RunnerConfig:
     return RunnerConfig(path, "test", 256, 8, 64, 16, 1 << 20, **options)
 
 
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "llama": lambda folder: save_random_model(folder, a_tiny_llama_config(), dtype=torch.bfloat16),
+    "llava": lambda folder: build_checkpoint("llava_siglip", folder),
+    "lfm2": lambda folder: save_random_model(folder, HYBRIDS["lfm2"], dtype=torch.bfloat16),
+}
+
+
 def kernels_of(runner: ModelRunner) -> list[bool]:
     """Of each fused layer, whether it is a single kernel."""
     return [part.kernel is not None for part in runner._model.model.modules() if isinstance(part, FusedDecoderLayer)]
@@ -53,16 +62,11 @@ def kernels_of(runner: ModelRunner) -> list[bool]:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("kind", ["llama", "llava"])
+@pytest.mark.parametrize("kind", ["llama", "llava", "lfm2"])
 def test_a_model_wakes_as_it_was_without_being_checked_again(
     kind: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    path = (
-        save_random_model(tmp_path, a_tiny_llama_config(), dtype=torch.bfloat16)
-        if kind == "llama"
-        else build_checkpoint("llava_siglip", tmp_path)
-    )
-    config, verdicts = a_config(path, **options), Verdicts()
+    config, verdicts = a_config(MODELS[kind](tmp_path), **options), Verdicts()
     runner = build_runner(config, verdicts=verdicts)
 
     def must_not_run(*args: Any, **kwargs: Any) -> None:
@@ -72,7 +76,7 @@ def test_a_model_wakes_as_it_was_without_being_checked_again(
         monkeypatch.setattr(owner, name, must_not_run)
     woken = build_runner(config, verdicts=verdicts)
     assert torch.equal(woken.prompt_logits(TOKEN_IDS, num_chunks=2), runner.prompt_logits(TOKEN_IDS, num_chunks=2))
-    for what in ("num_blocks", "vocab_size", "media_traits"):
+    for what in ("size", "vocab_size", "media_traits"):
         assert getattr(woken, what) == getattr(runner, what)
     assert kernels_of(woken) == kernels_of(runner)
     assert (woken._model.decoder is None) == (runner._model.decoder is None)
