@@ -140,6 +140,7 @@ lint: $(VENV)/.dev ## Check style, types, who imports whom, contracts, generated
 	$(BIN)/python tools/gen_protos.py --check
 	$(BIN)/python -m tools.gen_sync_client --check
 	$(BIN)/python -m tools.docs.configuration --check
+	$(BIN)/python -m tools.docs.families --check
 	$(BIN)/python -m tools.docs.openai --check
 	$(BIN)/python -m tools.dashboard --check
 	$(BIN)/python -m tools.docs.links
@@ -177,8 +178,9 @@ clients-go: ## Build the Go client's conformance program and example in build/cl
 clients-java: ## Build the Java client with tests, conformance program and example in build/clients/java
 	$(MAKE) --no-print-directory -C clients/java
 
-docs: $(VENV)/.dev ## Regenerate what follows from the code: docs/configuration.md, docs/openai.md, the Grafana dashboard, the Helm chart's schema and renderings; check all links
+docs: $(VENV)/.dev ## Regenerate what follows from the code: docs/configuration.md, docs/families.md, docs/openai.md, the Grafana dashboard, the Helm chart's schema and renderings; check all links
 	$(BIN)/python -m tools.docs.configuration
+	$(BIN)/python -m tools.docs.families
 	$(BIN)/python -m tools.docs.openai
 	$(BIN)/python -m tools.dashboard
 	$(BIN)/python -m tools.helm.schema

@@ -3,8 +3,8 @@
     python -m benchmarks.hybrids
     python -m benchmarks.hybrids --shapes lfm2 --streams 1 8 --max-tokens 64
 
-transformers gets all prompts of a round as one batch, of equal lengths, so that none is padded; its attention is "sdpa". Both compute
-greedily in bfloat16, with the same threads, in this process, by turns.
+transformers gets all prompts of a round as one batch, of equal lengths, so that none is padded; its attention is "sdpa". Both
+compute greedily in bfloat16, with the same threads, in this process, one after the other in each round.
 
 Then a prompt of --prefix tokens is computed, and again with its prefix found in the cache: the tokens must be the same.
 

@@ -93,8 +93,9 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None, verdict
     parts.model.probe_logits = torch.empty(0)
     return_free_memory()  # what the checks took: 40 MB with the shape of a model of 1 B
     verdicts.of("passed", lambda: True)
-    log.info("%s loaded in %.1f s: %d KV blocks of %d tokens in %s, %s attention", config.model_name, time.monotonic() - started,
-             runner.num_blocks, config.block_size, str(parts.cache_dtype).removeprefix("torch."), parts.backend.name)  # fmt: skip
+    states = f"{runner.size.num_states} recurrent states, " if runner.size.num_states else ""
+    log.info("%s loaded in %.1f s: %d KV blocks of %d tokens in %s, %s%s attention", config.model_name, time.monotonic() - started,
+             runner.num_blocks, config.block_size, str(parts.cache_dtype).removeprefix("torch."), states, parts.backend.name)  # fmt: skip
     return runner
 
 

@@ -29,6 +29,9 @@ _MAMBA: dict[str, Any] = {
 _ALTERNATING = ["linear_attention", "full_attention", "linear_attention"]
 
 HYBRIDS: dict[str, PretrainedConfig] = {
+    "bailing-hybrid": transformers.BailingHybridConfig(
+        **LATENT, **ROUTED, linear_num_heads=4, linear_head_dim=16, layer_types=_ALTERNATING
+    ),
     "bamba": transformers.BambaConfig(**COMMON, **_MAMBA, attn_layer_indices=[1], attn_rotary_emb=16),
     "falcon-h1": transformers.FalconH1Config(**HEAD_16, **_MAMBA, mamba_d_ssm=128),
     "granite4-hybrid": transformers.GraniteMoeHybridConfig(
@@ -39,14 +42,16 @@ HYBRIDS: dict[str, PretrainedConfig] = {
     ),
     "lfm2": transformers.Lfm2Config(**COMMON, layer_types=["conv", "full_attention", "conv"]),
     "lfm2-moe": transformers.Lfm2MoeConfig(**COMMON, **EXPERTS, num_dense_layers=1, layer_types=["conv", "full_attention", "conv"]),
+    "lfm3": transformers.Lfm3Config(**COMMON),
     "nemotron-h": transformers.NemotronHConfig(
-        **HEAD_16,
+        **{**HEAD_16, **ROUTED},
         mamba_num_heads=8,
         mamba_head_dim=16,
         ssm_state_size=32,
         n_groups=2,
         chunk_size=8,
-        layers_block_type=["linear_attention", "mlp", "full_attention"],
+        moe_shared_expert_intermediate_size=16,
+        layers_block_type=["linear_attention", "mlp", "full_attention", "moe"],
     ),
     "olmo-hybrid": transformers.OlmoHybridConfig(**{**COMMON, **_DELTA_NET, "linear_num_value_heads": 2}),
     "qwen3-next": transformers.Qwen3NextConfig(**{**HEAD_16, **_DELTA_NET}, **EXPERTS, shared_expert_intermediate_size=16),

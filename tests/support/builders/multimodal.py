@@ -34,6 +34,12 @@ def part(family: str, modality: str) -> str:
     return FAMILY_TABLE[family].parts[modality]
 
 
+def a_config(family: str) -> PretrainedConfig:
+    """The configuration of the family's tiny checkpoint."""
+    what = FAMILY_TABLE[family]
+    return what.config(Ids(_tokenizer(what)))
+
+
 def build_checkpoint(family: str, directory: Path) -> Path:
     """Write a tiny random checkpoint of the family into the directory. Returns the directory.
 

@@ -90,6 +90,7 @@ NEWER_FAMILIES: dict[str, PretrainedConfig] = {
     "olmo": transformers.OlmoConfig(**COMMON),
     "olmo3": transformers.Olmo3Config(**COMMON, **WINDOW),
     "olmoe": transformers.OlmoeConfig(**COMMON, num_experts=4, num_experts_per_tok=2),
+    "phi4-multimodal-text": transformers.Phi4MultimodalConfig(**COMMON),
     "phimoe": transformers.PhimoeConfig(**COMMON, **_LOCAL_EXPERTS),
     "qwen2-moe": transformers.Qwen2MoeConfig(**COMMON, **EXPERTS, shared_expert_intermediate_size=16),
     "seed-oss": transformers.SeedOssConfig(**HEAD_16),

@@ -40,8 +40,8 @@ def observe_layers(
             model(input_ids=probe[None], position_ids=None, use_cache=False)
         except (RuntimeError, AttributeError) as error:
             raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {error}") from error
-    states = {} if recurrent is None else recurrent.shapes
-    if (problem := _unknown_layers(config.get_text_config(), set(observer.layers), set(states))) is not None:
+    states = set() if recurrent is None else recurrent.layers
+    if (problem := _unknown_layers(config.get_text_config(), set(observer.layers), states)) is not None:
         raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {problem}")
     window = min(observer.mask_windows.values(), default=max_model_len)
     if window < max_model_len:

@@ -29,7 +29,6 @@ def attach_recurrent_layers(model: nn.Module) -> RecurrentLayers | None:
     """Let the recurrent modules of a model use the layers that are returned; None if there are no such modules. Those that keep a
     state of a kind that is not known are left as they are."""
     layers = RecurrentLayers()
-    found = False
     for module in model.modules():
         forward = inspect.unwrap(type(module).forward)
         if not isinstance(forward, types.FunctionType) or not hasattr(module, "layer_idx"):
@@ -39,11 +38,12 @@ def attach_recurrent_layers(model: nn.Module) -> RecurrentLayers | None:
         computed = {_FUNCTIONS[name] for name in names}
         if not names or any(name in called and not computed & methods for name, methods in _KEEPING.items()):
             continue
-        functions = {name: partial(getattr(layers, _FUNCTIONS[name]), int(module.layer_idx)) for name in names}  # type: ignore[arg-type]
+        number = len(layers.layer_of)
+        layers.layer_of.append(int(module.layer_idx))  # type: ignore[arg-type]
+        functions = {name: partial(getattr(layers, _FUNCTIONS[name]), number) for name in names}
         own = types.FunctionType(
             forward.__code__, {**forward.__globals__, **functions}, forward.__name__, forward.__defaults__, forward.__closure__
         )
         own.__kwdefaults__ = forward.__kwdefaults__
         module.forward = types.MethodType(own, module)
-        found = True
-    return layers if found else None
+    return layers if layers.layer_of else None

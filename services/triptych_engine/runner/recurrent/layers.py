@@ -17,18 +17,27 @@ from triptych_engine.runner.recurrent.step import RecurrentStep, StateShape
 class RecurrentLayers:
     """Owns the states. Without a step, a forward pass computes one sequence from its beginning.
 
+    A layer may have several modules with states. Each is a number, in the order of the model.
+
     Attributes:
-        shapes: layer -> what it keeps per sequence. They are noted in forward passes without a step.
+        layer_of: the layer of each module.
+        shapes: module -> what it keeps per sequence. They are noted in forward passes without a step.
         num_slots: of the memory for states; 0 while there is none.
     """
 
     def __init__(self) -> None:
+        self.layer_of: list[int] = []
         self.shapes: dict[int, StateShape] = {}
         self.num_slots = 0
         self.ops: RecurrentOps = TorchRecurrentOps()
         self._conv: dict[int, torch.Tensor] = {}
         self._matrix: dict[int, torch.Tensor] = {}
         self._step: RecurrentStep | None = None
+
+    @property
+    def layers(self) -> set[int]:
+        """The layers that keep something."""
+        return {self.layer_of[module] for module in self.shapes}
 
     @property
     def state_bytes(self) -> int:
@@ -39,13 +48,13 @@ class RecurrentLayers:
         """Allocate the memory for so many states. Not zeroed: pages that were never touched take no memory."""
         self.num_slots = num_slots
         self._conv = {
-            layer: torch.empty(num_slots, shape.conv_width, shape.conv_channels, device=device)
-            for layer, shape in self.shapes.items()
+            module: torch.empty(num_slots, shape.conv_width, shape.conv_channels, device=device)
+            for module, shape in self.shapes.items()
             if shape.conv_width
         }
         self._matrix = {
-            layer: torch.empty(num_slots, shape.num_heads, shape.key_dim, shape.value_dim, device=device)
-            for layer, shape in self.shapes.items()
+            module: torch.empty(num_slots, shape.num_heads, shape.key_dim, shape.value_dim, device=device)
+            for module, shape in self.shapes.items()
             if shape.num_heads
         }
 
@@ -73,7 +82,7 @@ class RecurrentLayers:
 
     def conv(
         self,
-        layer: int,
+        module: int,
         hidden_states: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
@@ -82,9 +91,9 @@ class RecurrentLayers:
     ) -> torch.Tensor:
         """In the place of `causal_conv1d_fn`: hidden_states [1, channels, num_tokens], weight [channels, width + 1]."""
         x = hidden_states[0].T.contiguous()
-        step, state = self._step, self._conv.get(layer)
+        step, state = self._step, self._conv.get(module)
         if step is None or state is None:
-            self._note(layer, conv_width=weight.shape[1] - 1, conv_channels=len(weight))
+            self._note(module, conv_width=weight.shape[1] - 1, conv_channels=len(weight))
             step, state = RecurrentStep.alone(len(x)), x.new_zeros(1, weight.shape[1] - 1, len(weight), dtype=torch.float32)
         silu = activation in ("silu", "swish")
         out = self.ops.conv(x, weight, bias, silu=silu, state=state, step=step)
@@ -94,7 +103,7 @@ class RecurrentLayers:
 
     def delta_rule(
         self,
-        layer: int,
+        module: int,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -116,11 +125,11 @@ class RecurrentLayers:
             normalizes=use_qk_l2norm_in_kernel,
             scale=key.shape[-1] ** -0.5,
         )
-        return self._recur(layer, inputs)[None], None
+        return self._recur(module, inputs)[None], None
 
     def scan(
         self,
-        layer: int,
+        module: int,
         hidden_states: torch.Tensor,
         dt: torch.Tensor,
         A: torch.Tensor,  # noqa: N803  # transformers' names
@@ -140,18 +149,18 @@ class RecurrentLayers:
         dt = dt[0].clamp(*dt_limit).float()
         skip = None if D is None else D.float()
         inputs = Recurrence(query=C[0], key=B[0], value=hidden_states[0], decay=(dt * A.float()).exp(), beta=dt, skip=skip)
-        return self._recur(layer, inputs)[None]
+        return self._recur(module, inputs)[None]
 
-    def _recur(self, layer: int, inputs: Recurrence) -> torch.Tensor:
-        step, state = self._step, self._matrix.get(layer)
+    def _recur(self, module: int, inputs: Recurrence) -> torch.Tensor:
+        step, state = self._step, self._matrix.get(module)
         if step is None or state is None:
             num_tokens, num_heads, value_dim = inputs.value.shape
             key_dim = inputs.key.shape[-1]
-            self._note(layer, num_heads=num_heads, key_dim=key_dim, value_dim=value_dim)
+            self._note(module, num_heads=num_heads, key_dim=key_dim, value_dim=value_dim)
             step = RecurrentStep.alone(num_tokens)
             state = inputs.value.new_zeros(1, num_heads, key_dim, value_dim, dtype=torch.float32)
         return self.ops.recur(inputs, state, step)
 
-    def _note(self, layer: int, **sizes: int) -> None:
-        known = self.shapes.get(layer, StateShape())
-        self.shapes[layer] = StateShape(**{name: sizes.get(name, getattr(known, name)) for name in StateShape.__slots__})
+    def _note(self, module: int, **sizes: int) -> None:
+        known = self.shapes.get(module, StateShape())
+        self.shapes[module] = StateShape(**{name: sizes.get(name, getattr(known, name)) for name in StateShape.__slots__})

@@ -1,0 +1,105 @@
+"""Writes docs/families.md from the configurations that the parity tests run: `make docs`. With `--check` it only reports whether it
+is up to date."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from .page import ROOT, write_or_check
+
+sys.path.insert(0, str(ROOT / "tests"))  # the configurations are the tests'
+from support.builders.hybrid_families import HYBRIDS
+from support.builders.multimodal import FAMILY_TABLE, a_config
+from support.builders.newer_text_families import NEWER_FAMILIES
+from support.builders.text_families import FAMILIES
+
+FILE = ROOT / "docs" / "families.md"
+_HEAD = """# Tested families
+
+This page is generated from the configurations of the tests by `make docs`. Do not edit it by hand.
+
+A family is what a checkpoint's `config.json` names in `model_type`. Of each, a tiny model with random weights is computed in float32 and
+compared with transformers: greedy tokens and log probabilities of requests of different lengths, in one batch, in small chunks, with a hit in the
+prefix cache ([text](../tests/integration/parity/test_family_parity.py), [media](../tests/integration/parity/test_media_parity.py),
+[recurrent states](../tests/integration/parity/test_hybrid_parity.py)). That proves the arithmetic. Of most families no real weights have run; the
+last column names those that have. A family that is not here is not refused: it is [checked at load](models.md#the-self-check-at-load), like every model.
+
+| family | layers | media | real weights |
+|---|---|---|---|
+"""
+_TAIL = """
+Bidirectional models that embed are in [models.md](models.md#pooling-models).
+
+## Never run
+
+| what | why |
+|---|---|
+| pictures of LFM2-VL | its processor needs torchvision, without which the tests run |
+| media of Phi-4-multimodal | not tried; its text is served |
+| pictures of Gemma 4 | [refused](models.md#placeholders); its text is served |
+| Mamba-1 (Jamba, Falcon Mamba), lightning attention (MiniMax-01), models of recurrent layers only (Mamba-2) | [refused](models.md#refused-models) at load |
+| sparse attention (DeepSeek-V3.2), Llama 4 beyond 8,192 tokens, encoder-decoder models (Whisper, T5) | [refused](models.md#refused-models) by the configuration |
+"""
+#: Family -> the checkpoint with which tests compare the text.
+_REAL = {"llama": "SmolLM2-135M-Instruct, as safetensors and as GGUF"}
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+@dataclass
+class Row:
+    """What is known of a family."""
+
+    traits: dict[str, None] = field(default_factory=dict)  # in order
+    media: dict[str, None] = field(default_factory=dict)
+
+
+def traits(config: PretrainedConfig) -> list[str]:
+    """What the layers of a model are made of, besides full attention."""
+    text: Any = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ())
+    found = []
+    if kinds & {"linear_attention", "hybrid", "conv"}:
+        found.append(_recurrence(text))
+    if getattr(text, "kv_lora_rank", None):
+        found.append("latent attention")
+    if "sliding_attention" in kinds or (not kinds and getattr(text, "sliding_window", None)):
+        found.append("windows")
+    if any((getattr(text, name, None) or 0) > 1 for name in _EXPERTS):
+        found.append("experts")
+    return found
+
+
+def _recurrence(text: Any) -> str:
+    if hasattr(text, "conv_L_cache"):
+        return "short convolutions"
+    if hasattr(text, "linear_head_dim"):
+        return "Kimi's delta rule"
+    return "gated delta rule" if hasattr(text, "linear_num_value_heads") else "Mamba-2"
+
+
+def page() -> str:
+    """The page."""
+    rows: dict[str, Row] = {}
+    for config in (FAMILIES | NEWER_FAMILIES | HYBRIDS).values():
+        _row(rows, config)
+    for name, family in FAMILY_TABLE.items():
+        _row(rows, a_config(name)).media.update(dict.fromkeys(family.parts))
+    lines = [
+        f"| {name} | {', '.join(row.traits) or 'attention'} | {', '.join(row.media)} | {_REAL.get(name, '')} |"
+        for name, row in sorted(rows.items())
+    ]
+    return f"{_HEAD}{chr(10).join(lines)}\n\n{len(rows)} families.\n{_TAIL}"
+
+
+def _row(rows: dict[str, Row], config: PretrainedConfig) -> Row:
+    row = rows.setdefault(config.model_type, Row())
+    row.traits.update(dict.fromkeys(traits(config)))
+    return row
+
+
+if __name__ == "__main__":
+    write_or_check(page(), FILE, __doc__, "configurations of the tests")
