@@ -30,6 +30,7 @@ from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.scheduling.speculation.drafter import PromptLookupDrafter
+from triptych_engine.scheduling.window_cache import WindowCache
 from triptych_engine.settings import EngineSettings
 
 log = logging.getLogger(__name__)
@@ -169,8 +170,11 @@ def make_scheduler(
             tier,
             offers_prompts=settings.kv_role == "prefill",
             num_states=loaded.num_states,
+            windows=None
+            if not loaded.num_window_blocks
+            else WindowCache(loaded.num_window_blocks, loaded.block_size, loaded.window, loaded.max_num_batched_tokens),
         ),
-        max_num_seqs=settings.max_num_seqs,
+        max_num_seqs=min(settings.max_num_seqs, loaded.num_states or settings.max_num_seqs),
         max_num_batched_tokens=loaded.max_num_batched_tokens,
         max_waiting=settings.max_waiting,
         max_model_len=max_model_len,

@@ -22,11 +22,12 @@ _HEAD = """# Tested families
 
 This page is generated from the configurations of the tests by `make docs`. Do not edit it by hand.
 
-A family is what a checkpoint's `config.json` names in `model_type`. Of each, a tiny model with random weights is computed in float32 and
-compared with transformers: greedy tokens and log probabilities of requests of different lengths, in one batch, in small chunks, with a hit in the
-prefix cache ([text](../tests/integration/parity/test_family_parity.py), [media](../tests/integration/parity/test_media_parity.py),
-[recurrent states](../tests/integration/parity/test_hybrid_parity.py)). That proves the arithmetic. Of most families no real weights have run; the
-last column names those that have. A family that is not here is not refused: it is [checked at load](models.md#the-self-check-at-load), like every model.
+A family is what a checkpoint's `config.json` names in `model_type`. Of each, a tiny model with random weights is computed in
+float32 and compared with transformers: greedy tokens and log probabilities of requests of different lengths, in one batch, in small
+chunks, with a hit in the prefix cache ([text](../tests/integration/parity/test_family_parity.py),
+[media](../tests/integration/parity/test_media_parity.py), [recurrent states](../tests/integration/parity/test_hybrid_parity.py)).
+That proves the arithmetic. Of most families no real weights have run; the last column names those that have. A family that is not
+here is not refused: it is [checked at load](models.md#the-self-check-at-load), like every model.
 
 | family | layers | media | real weights |
 |---|---|---|---|
@@ -41,8 +42,10 @@ Bidirectional models that embed are in [models.md](models.md#pooling-models).
 | pictures of LFM2-VL | its processor needs torchvision, without which the tests run |
 | media of Phi-4-multimodal | not tried; its text is served |
 | pictures of Gemma 4 | [refused](models.md#placeholders); its text is served |
-| Mamba-1 (Jamba, Falcon Mamba), lightning attention (MiniMax-01), models of recurrent layers only (Mamba-2) | [refused](models.md#refused-models) at load |
-| sparse attention (DeepSeek-V3.2), Llama 4 beyond 8,192 tokens, encoder-decoder models (Whisper, T5) | [refused](models.md#refused-models) by the configuration |
+| Mamba-1 (Jamba, Falcon Mamba), lightning attention (MiniMax-01) | [refused](models.md#refused-models) at load |
+| models of recurrent layers only (Mamba-2) | [refused](models.md#refused-models) at load |
+| sparse attention (DeepSeek-V3.2), Llama 4 beyond 8,192 tokens | [refused](models.md#refused-models) by the configuration |
+| encoder-decoder models (Whisper, T5) | [refused](models.md#refused-models) by the configuration |
 """
 #: Family -> the checkpoint with which tests compare the text.
 _REAL = {"llama": "SmolLM2-135M-Instruct, as safetensors and as GGUF"}

@@ -73,6 +73,8 @@ class InProcessExecutor:
             vocab_size=runner.vocab_size,
             num_blocks=runner.num_blocks,
             num_states=runner.size.num_states,
+            num_window_blocks=runner.size.num_window_blocks,
+            window=runner.window,
             block_size=self._config.block_size,
             max_num_batched_tokens=self._config.max_num_batched_tokens,
             media_traits=runner.media_traits,

@@ -41,6 +41,9 @@ class ExecutorInfo:
     takes_loras: bool = False
     #: Slots for the recurrent states of a hybrid model; 0 for others.
     num_states: int = 0
+    #: Blocks of layers with a window, if these have blocks of their own, and that window in tokens.
+    num_window_blocks: int = 0
+    window: int = 0
     #: Size of a block of the KV cache, of each rank; empty if blocks cannot be copied.
     block_bytes: tuple[int, ...] = ()
     #: What the bytes of a block mean.

@@ -14,6 +14,7 @@ from triptych_common.host.memory import return_free_memory
 from triptych_common.model.pooling import PoolingModel
 
 from triptych_engine.media.item import MediaTraits
+from triptych_engine.runner.attention.paged import AttentionBackend
 from triptych_engine.runner.backends import choose_backend
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.attention import CpuAttention
@@ -37,7 +38,7 @@ from triptych_engine.runner.load_checks import (
 )
 from triptych_engine.runner.lora.enable import enable_lora
 from triptych_engine.runner.media_inputs import MediaInputs
-from triptych_engine.runner.memory import CacheSize, cache_size, measured_kv_cache_bytes, most_cache_bytes
+from triptych_engine.runner.memory import CacheBytes, CacheSize, measured_kv_cache_bytes
 from triptych_engine.runner.model.loader import LoadedModel, check_parity, load_model
 from triptych_engine.runner.model.media_traits import media_traits
 from triptych_engine.runner.model.precision import check_quantization, kv_cache_dtype
@@ -94,8 +95,11 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None, verdict
     return_free_memory()  # what the checks took: 40 MB with the shape of a model of 1 B
     verdicts.of("passed", lambda: True)
     states = f"{runner.size.num_states} recurrent states, " if runner.size.num_states else ""
-    log.info("%s loaded in %.1f s: %d KV blocks of %d tokens in %s, %s%s attention", config.model_name, time.monotonic() - started,
-             runner.num_blocks, config.block_size, str(parts.cache_dtype).removeprefix("torch."), states, parts.backend.name)  # fmt: skip
+    windows = f"{runner.size.num_window_blocks} of layers with a window, " if runner.size.num_window_blocks else ""
+    dtype = str(parts.cache_dtype).removeprefix("torch.")
+    seconds = time.monotonic() - started
+    what = "%s loaded in %.1f s: %d KV blocks of %d tokens in %s, %s%s%s attention"
+    log.info(what, config.model_name, seconds, runner.num_blocks, config.block_size, dtype, windows, states, parts.backend.name)
     return runner
 
 
@@ -146,7 +150,7 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts, g
         optimize(model.model, fused, *trial, verdicts=verdicts)
         model.decoder = find_decoder(model.model, fused, *trial, verdicts=verdicts)
     if model.recurrent is not None and kernels is not None:
-        model.recurrent.ops = kernels.recurrent
+        model.recurrent.ops = kernels.new_recurrent_ops()
     gc.collect()
     traits = media_traits(model.model, model.config, model.num_position_axes)
     pooling = config.pooling
@@ -158,15 +162,16 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts, g
         is_own_choice=config.dtype is None,
         is_quantized=model.is_quantized,
     )
+    backend = choose_backend(
+        config.attention, config.device, model.layers, config.block_size, model.dtype, kernels, cache_dtype=cache_dtype
+    )
     return RunnerParts(
         config=config,
         model=model,
-        backend=choose_backend(
-            config.attention, config.device, model.layers, config.block_size, model.dtype, kernels, cache_dtype=cache_dtype
-        ),
+        backend=backend,
         kernels=kernels,
         cache_dtype=cache_dtype,
-        size=verdicts.of("cache size", lambda: _cache_size(config, model, cache_dtype)),
+        size=verdicts.of("cache size", lambda: _cache_size(config, model, backend, cache_dtype)),
         media=MediaInputs(model.model, model.num_position_axes) if isinstance(traits, MediaTraits) else None,
         media_traits=traits,
         recorder=recorder,
@@ -210,23 +215,38 @@ def _trial(config: RunnerConfig, model: LoadedModel) -> tuple[torch.Tensor, torc
     return probe, model.position_ids(spread.to(probe.device))
 
 
-def _cache_size(config: RunnerConfig, model: LoadedModel, cache_dtype: torch.dtype) -> CacheSize:
+def _cache_size(config: RunnerConfig, model: LoadedModel, backend: AttentionBackend, cache_dtype: torch.dtype) -> CacheSize:
     """How much of the cache fits in the configured memory. Raises StartupError if the checks at start need more."""
-    block_bytes = config.block_size * sum(shape.bytes_per_token(cache_dtype) for shape in model.layers.values())
-    state_bytes = 0 if model.recurrent is None else model.recurrent.state_bytes
-    most = most_cache_bytes(config, block_bytes, state_bytes)
-    size = measured_kv_cache_bytes(config, most) if config.kv_cache_bytes is None else config.kv_cache_bytes
-    cache = cache_size(config, size, block_bytes, state_bytes)
-    if cache.num_blocks < num_probe_blocks(config) or (state_bytes and not cache.num_states):
+    parts = _cache_bytes(config, model, backend, cache_dtype)
+    size = measured_kv_cache_bytes(config, parts.most(config)) if config.kv_cache_bytes is None else config.kv_cache_bytes
+    cache = parts.divide(config, size)
+    if parts.window_block and cache.num_window_blocks < parts.least_window_blocks(config):
+        parts = replace(parts, block=parts.block + parts.window_block, window_block=0)  # too little to divide
+        cache = parts.divide(config, size)
+    if cache.num_blocks < num_probe_blocks(config) or (parts.state and not cache.num_states):
         what = (
             "a KV cache of" if config.kv_cache_bytes is not None else "too little memory is left beside the weights: a KV cache of"
         )
         raise StartupError(
-            f"{what} {size} bytes holds {cache.num_blocks} blocks of {block_bytes} bytes"
-            + (f" and {cache.num_states} recurrent states of {state_bytes}" if state_bytes else "")
-            + f"; at least {num_probe_blocks(config)}{' and 1' if state_bytes else ''} are needed (--kv-cache-memory)"
+            f"{what} {size} bytes holds {cache.num_blocks} blocks of {parts.block} bytes"
+            + (f" and {cache.num_states} recurrent states of {parts.state}" if parts.state else "")
+            + f"; at least {num_probe_blocks(config)}{' and 1' if parts.state else ''} are needed (--kv-cache-memory)"
         )
     return cache
+
+
+def _cache_bytes(config: RunnerConfig, model: LoadedModel, backend: AttentionBackend, cache_dtype: torch.dtype) -> CacheBytes:
+    """What the parts of the cache take. Layers with a window have blocks of their own where that saves memory, on CPUs; but not if
+    blocks are copied, which are those of all layers."""
+    sizes = {index: config.block_size * shape.bytes_per_token(cache_dtype) for index, shape in model.layers.items()}
+    windows = {index: shape.window for index, shape in model.layers.items() if shape.window}
+    state = 0 if model.recurrent is None else model.recurrent.state_bytes
+    window = max(windows.values(), default=config.max_model_len)
+    is_mixed = len(windows) < len(sizes) and window < config.max_model_len
+    if not is_mixed or not isinstance(backend, CpuAttention) or config.host_memory is not None:
+        return CacheBytes(sum(sizes.values()), state)
+    window_block = sum(sizes[index] for index in windows)
+    return CacheBytes(sum(sizes.values()) - window_block, state, window_block, window)
 
 
 def _enable_lora(runner: ModelRunner, parts: RunnerParts, folder: Path) -> None:

@@ -60,20 +60,24 @@ class InputBatch:
         max_num_seqs: rows.
         max_model_len: longest sequence, in tokens.
         block_size: tokens per KV block.
+        num_window_blocks: KV blocks of layers with a window, if these have blocks of their own; 0 if not.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, num_window_blocks: int = 0) -> None:
         self._block_size = block_size
+        self._num_window_blocks = num_window_blocks
         max_blocks = -(-max_model_len // block_size)
         # Not zeroed, so that memory is used only as sequences fill their rows.
         self.token_ids = np.empty((max_num_seqs, max_model_len + 1), np.int32)
         self.block_table = np.empty((max_num_seqs, max_blocks), np.int32)
+        self._window_block_table = np.empty((max_num_seqs if num_window_blocks else 0, max_blocks), np.int32)
         self.num_tokens = np.zeros(max_num_seqs, np.int64)  # including expected tokens
         self._num_known_tokens = np.zeros(max_num_seqs, np.int64)
         self._num_uses = np.zeros(max_num_seqs, np.int64)  # row -> how many sequences used it before
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_computed_tokens = np.zeros(max_num_seqs, np.int64)
         self._num_blocks = [0] * max_num_seqs
+        self._num_window_blocks_of = [0] * max_num_seqs
         self._axis_positions: dict[int, np.ndarray] = {}  # row -> positions of its prompt [axes, num_prompt_tokens]
         self._spans: dict[int, tuple[Span, ...]] = {}  # row -> tokens that attend to each other
         self._row_of: dict[str, int] = {}  # request_id -> row
@@ -104,12 +108,23 @@ class InputBatch:
         if sequence.media.spans:
             self._spans[row] = sequence.media.spans
         self.add_blocks(row, sequence.block_ids)
+        if self._num_window_blocks:
+            self._num_window_blocks_of[row] = 0
+            # Sequences of checks and of the warm-up have none of their own.
+            own = sequence.window_block_ids or [block % self._num_window_blocks for block in sequence.block_ids]
+            self.add_window_blocks(row, own)
         return row
 
     def add_blocks(self, row: int, block_ids: list[int]) -> None:
         start = self._num_blocks[row]
         self.block_table[row, start : start + len(block_ids)] = block_ids
         self._num_blocks[row] += len(block_ids)
+
+    def add_window_blocks(self, row: int, block_ids: list[int]) -> None:
+        start = self._num_window_blocks_of[row]
+        # Those behind the window are not read; but an address of memory that is not there must not be in the table.
+        self._window_block_table[row, start : start + len(block_ids)] = np.maximum(block_ids, 0)
+        self._num_window_blocks_of[row] += len(block_ids)
 
     def remove(self, request_id: str) -> int | None:
         """Remove a sequence; returns its row, or None if it has none."""
@@ -192,7 +207,7 @@ class InputBatch:
             # Position of token i of a sequence = its start + i. `arange` counts over all sequences: subtract each one's offset.
             positions = np.arange(query_start_loc[-1]) + np.repeat(starts - query_start_loc[:-1], lengths)
             token_rows = np.repeat(rows, lengths)
-        blocks = self.block_table[token_rows, positions // self._block_size].astype(np.int64)
+        slots = self._slots(self.block_table, token_rows, positions)
         ends = starts + lengths
         token_ids = self.token_ids[token_rows, positions].astype(np.int64)
         token_sources = None
@@ -210,9 +225,11 @@ class InputBatch:
                 query_start_loc=query_start_loc,
                 seq_lens=ends.astype(np.int32),
                 block_table=np.ascontiguousarray(self.block_table[rows, :num_used_blocks]),
-                slots=blocks * self._block_size + positions % self._block_size,
+                slots=slots,
                 positions=positions.astype(np.int32),
                 key_end=self._key_end(rows, query_start_loc, positions),
+                window_block_table=self._window_table(rows, num_used_blocks),
+                window_slots=self._slots(self._window_block_table, token_rows, positions) if self._num_window_blocks else None,
             ),
             axis_positions=self._gather_axis_positions(rows, query_start_loc, positions),
             samples=ends - num_drafts == self.num_tokens[rows],
@@ -221,6 +238,14 @@ class InputBatch:
             snapshots=scheduled.snapshots,
             token_sources=token_sources,
         )
+
+    def _slots(self, table: np.ndarray, token_rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """[num_tokens] int64, the cache slot of each token."""
+        blocks = table[token_rows, positions // self._block_size].astype(np.int64)
+        return blocks * self._block_size + positions % self._block_size
+
+    def _window_table(self, rows: np.ndarray, num_blocks: int) -> np.ndarray | None:
+        return np.ascontiguousarray(self._window_block_table[rows, :num_blocks]) if self._num_window_blocks else None
 
     def _put_drafts(self, request_ids: list[str], rows: np.ndarray, draft_token_ids: dict[str, list[int]]) -> np.ndarray:
         """Write draft tokens behind the tokens of their sequences; returns the number for each of the rows, [n] int64."""

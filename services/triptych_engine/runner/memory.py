@@ -10,6 +10,7 @@ from triptych_common.host.gpus import GPU_UTILIZATION
 from triptych_common.host.memory import private_memory
 
 from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.scheduling.window_cache import blocks_of_window
 
 #: Room for a step's intermediate results on a CPU.
 _WORKSPACE_BYTES = 256 << 20
@@ -36,24 +37,57 @@ class CacheSize:
     num_blocks: int
     #: Slots for recurrent states.
     num_states: int = 0
+    #: Blocks of layers with a window, if these have blocks of their own.
+    num_window_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheBytes:
+    """What the parts of a cache take, in bytes."""
+
+    #: A block, without the layers that have blocks of their own.
+    block: int
+    #: The recurrent states of a sequence.
+    state: int = 0
+    #: A block of the layers with a window, if these have blocks of their own.
+    window_block: int = 0
+    #: Tokens that these layers attend to.
+    window: int = 0
+
+    def most(self, config: RunnerConfig) -> int:
+        """More than this is never of use."""
+        num_blocks = config.max_num_seqs * -(-config.max_model_len // config.block_size)
+        states = config.max_num_seqs * _STATES_PER_SEQUENCE * self.state
+        return num_blocks * self.block + states + self._most_window_blocks(config) * self.window_block
+
+    def divide(self, config: RunnerConfig, size: int) -> CacheSize:
+        """What a cache of this size holds.
+
+        Up to half of it are recurrent states. Up to three quarters of what would be blocks of all layers are blocks of a window:
+        with fewer, short sequences would wait for them.
+        """
+        num_states = 0
+        if self.state:
+            for_states = max(size // 2, size - self.most(config) + config.max_num_seqs * _STATES_PER_SEQUENCE * self.state)
+            num_states = min(for_states // self.state, config.max_num_seqs * _STATES_PER_SEQUENCE)
+        left = size - num_states * self.state
+        num_window_blocks = 0
+        if self.window_block:
+            num_window_blocks = min(self._most_window_blocks(config), 3 * left // (4 * (self.block + self.window_block)))
+        return CacheSize((left - num_window_blocks * self.window_block) // self.block, num_states, num_window_blocks)
+
+    def _most_window_blocks(self, config: RunnerConfig) -> int:
+        """Of use: the windows of all sequences, as many of earlier ones, and the longest step."""
+        each = blocks_of_window(self.window, 1, config.block_size)
+        return 2 * config.max_num_seqs * each + self.least_window_blocks(config)
+
+    def least_window_blocks(self, config: RunnerConfig) -> int:
+        """With fewer, a prompt might not fit."""
+        return blocks_of_window(self.window, config.max_num_batched_tokens, config.block_size)
 
 
 #: Slots for states that are of use, for each sequence that may run: its own, and snapshots of what it and earlier ones had.
 _STATES_PER_SEQUENCE = 4
-
-
-def most_cache_bytes(config: RunnerConfig, block_bytes: int, state_bytes: int) -> int:
-    """More than this is never of use."""
-    num_blocks = config.max_num_seqs * -(-config.max_model_len // config.block_size)
-    return num_blocks * block_bytes + config.max_num_seqs * _STATES_PER_SEQUENCE * state_bytes
-
-
-def cache_size(config: RunnerConfig, size: int, block_bytes: int, state_bytes: int) -> CacheSize:
-    """What a cache of this size holds, in bytes: up to half of it are recurrent states, if there are any."""
-    if not state_bytes:
-        return CacheSize(size // block_bytes)
-    num_states = min(size // 2 // state_bytes, config.max_num_seqs * _STATES_PER_SEQUENCE)
-    return CacheSize((size - num_states * state_bytes) // block_bytes, num_states)
 
 
 def measured_kv_cache_bytes(config: RunnerConfig, most: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from triptych_engine.runner.attention.paged import AttentionBackend
 from triptych_engine.runner.block_copies import HostBlocks, bytes_of_block, layout_of
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.constraint_cache import constraint_cache
+from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cuda.graphed_decode import CudaRecorder, GraphedDecode, Recorder, record_decode
 from triptych_engine.runner.fusion.adapters import adapting
@@ -71,7 +73,7 @@ class ModelRunner:
         self._host_blocks: HostBlocks | None = None
         self._is_warm = False
         self._errors: dict[str, str] = {}  # request_id -> why it cannot be computed; of the current step
-        self._batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size)
+        self._batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size, self.size.num_window_blocks)
         self._transfer = HostToDevice(config.device)
         self.constraints = constraint_cache(config.model_path, self._model.vocab_size)
         self._sampler = StepSampler(
@@ -100,6 +102,11 @@ class ModelRunner:
         return bytes_of_block(self._backend.blocks())
 
     @property
+    def window(self) -> int:
+        """Longest window of a layer, in tokens; 0 if there is none."""
+        return max(shape.window for shape in self._model.layers.values())
+
+    @property
     def kv_layout(self) -> str:
         """What the bytes of a block mean."""
         return layout_of(self._backend.name, self._backend.blocks())
@@ -113,7 +120,11 @@ class ModelRunner:
 
     def allocate_cache(self) -> None:
         """Allocate the memory of the KV cache."""
-        self._backend.allocate(self._model.layers, self.num_blocks, self.config.block_size, self._cache_dtype)
+        parts = self._model.layers, self.num_blocks, self.config.block_size, self._cache_dtype
+        if self.size.num_window_blocks:
+            cast(CpuAttention, self._backend).allocate(*parts, self.size.num_window_blocks)
+        else:
+            self._backend.allocate(*parts)
         self._states.allocate()
         if (memory := self.config.host_memory) is not None:
             self._host_blocks = HostBlocks(memory, self.config.place, self._backend.blocks())
@@ -211,6 +222,8 @@ class ModelRunner:
                 self._add_lora(row, sequence)
         for request_id, block_ids in scheduled.new_block_ids.items():
             self._batch.add_blocks(self._batch.row(request_id), block_ids)
+        for request_id, block_ids in scheduled.new_window_block_ids.items():
+            self._batch.add_window_blocks(self._batch.row(request_id), block_ids)
 
     def _add_lora(self, row: int, sequence: NewSequence) -> None:
         adapter = None if self.loras is None else self.loras.loaded(sequence.lora_digest)

@@ -12,6 +12,7 @@ from triptych_engine.scheduling.block_copies import BlockCopies
 from triptych_engine.scheduling.block_pool import BlockPool
 from triptych_engine.scheduling.request import Request
 from triptych_engine.scheduling.state_cache import StateCache
+from triptych_engine.scheduling.window_cache import WindowCache
 
 
 class KVCacheManager:
@@ -24,6 +25,7 @@ class KVCacheManager:
         tier: keeps blocks that are evicted.
         offers_prompts: the tier gets all blocks of prompts as soon as they are computed, because other engines want them.
         num_states: slots for the recurrent states of a hybrid model; 0 for a model without them.
+        windows: blocks of layers with a window; None if all layers have the same blocks.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class KVCacheManager:
         *,
         offers_prompts: bool = False,
         num_states: int = 0,
+        windows: WindowCache | None = None,
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
@@ -42,6 +45,7 @@ class KVCacheManager:
         self.copies = None if tier is None else BlockCopies(self.pool, tier)
         #: Recurrent states; None for a model without them.
         self.states = StateCache(num_states, block_size) if num_states else None
+        self.windows = windows
         self._caching, self.offers_prompts = enable_prefix_caching, offers_prompts
         #: Hashes of blocks that running requests compute now -> the priority of the request.
         self._computing: dict[bytes, int] = {}
@@ -85,7 +89,22 @@ class KVCacheManager:
         """Blocks of the request's longest cached prefix. It never includes the last token, because its logits must be computed."""
         hashes = self.prefix_hashes(request)
         blocks = self.pool.find_prefix(hashes)
-        return blocks if self.states is None else blocks[: self.states.num_usable(hashes[: len(blocks)])]
+        return blocks if self._has_one_group else blocks[: self._num_usable(hashes[: len(blocks)])]
+
+    @property
+    def _has_one_group(self) -> bool:
+        return self.states is None and self.windows is None
+
+    def _num_usable(self, hashes: Sequence[bytes]) -> int:
+        """How many blocks of a cached prefix all groups of layers can use."""
+        number = -1
+        while number != len(hashes):  # each may shorten it
+            number = len(hashes)
+            if self.windows is not None:
+                hashes = hashes[: self.windows.num_usable(hashes)]
+            if self.states is not None:
+                hashes = hashes[: self.states.num_usable(hashes)]
+        return number
 
     def awaited_block(self, request: Request, cached_blocks: list[int]) -> bytes | None:
         """The last of the blocks behind its cached prefix that a running request computes now, so that it need not compute them
@@ -93,8 +112,9 @@ class KVCacheManager:
         if not self._computing or not self._shares(request):
             return None
         awaited = None
-        # Its last token is always its own.
-        for block_hash in request.block_hashes[len(cached_blocks) : (request.num_tokens - 1) // self.block_size]:
+        # Groups of layers may shorten what is cached, but nobody computes that now. Its last token is always its own.
+        num_cached = len(cached_blocks) if self._has_one_group else len(self.pool.find_prefix(request.block_hashes))
+        for block_hash in request.block_hashes[num_cached : (request.num_tokens - 1) // self.block_size]:
             if self._computing.get(block_hash, request.priority + 1) > request.priority:
                 break
             awaited = block_hash
@@ -146,12 +166,16 @@ class KVCacheManager:
         return request.block_hashes[: (request.num_tokens - 1) // self.block_size]
 
     def can_allocate(self, request: Request, cached_blocks: list[int]) -> bool:
-        """Whether enough blocks are free for all tokens of a request that holds none."""
-        return self.has_room(self.num_free_blocks_for(request, cached_blocks))
+        """Whether enough is free for all tokens of a request that holds nothing."""
+        return self.has_room(request, self.num_free_blocks_for(request, cached_blocks))
 
-    def has_room(self, num_blocks: int) -> bool:
+    def has_room(self, request: Request, num_blocks: int) -> bool:
         """Whether a request that takes this many free blocks can be admitted."""
-        return num_blocks <= self.pool.num_free_blocks and (self.states is None or self.states.pool.num_free > 0)
+        return (
+            num_blocks <= self.pool.num_free_blocks
+            and (self.states is None or self.states.pool.num_free > 0)
+            and (self.windows is None or self.windows.has_room(request))
+        )
 
     def num_free_blocks_for(self, request: Request, cached_blocks: list[int]) -> int:
         """How many free blocks a request takes that holds none."""
@@ -167,6 +191,8 @@ class KVCacheManager:
         if self.states is not None:
             num_cached = len(cached_blocks)
             self.states.allocate(request, request.block_hashes[num_cached - 1] if num_cached else None)
+        if self.windows is not None:
+            self.windows.allocate(request, request.block_hashes[: len(cached_blocks)])
         self.pool.hold(cached_blocks)
         fresh = self.pool.allocate(self.num_blocks_for(request.num_tokens) - len(cached_blocks))
         if fresh is None:
@@ -226,9 +252,13 @@ class KVCacheManager:
                 is_new = self.pool.cache(request.block_ids[index], request.block_hashes[index])
                 if is_new and self.pool.records_events:
                     self._note_stored(request, index)
+            if self.windows is not None:
+                self.windows.commit(request, first_full, last_full)
             if self.states is not None:
                 self.states.commit(request)
             self._settle(request, first_full, last_full)
+        if self.windows is not None:
+            self.windows.settle(request)
 
     def _note_stored(self, request: Request, index: int) -> None:
         start = index * self.block_size
@@ -245,6 +275,8 @@ class KVCacheManager:
         self.pool.release(request.block_ids)
         if self.states is not None:
             self.states.release(request)
+        if self.windows is not None:
+            self.windows.release(request)
         self._settle(request, request.num_computed_tokens // self.block_size, len(request.block_hashes))
         request.block_ids = []
         request.num_computed_tokens = 0
@@ -255,6 +287,8 @@ class KVCacheManager:
             self.copies.cancel()
         if self.states is not None:
             self.states.pool.reset()
+        if self.windows is not None:
+            self.windows.pool.reset_cache()
         return self.pool.reset_cache()
 
     def _shares(self, request: Request) -> bool:

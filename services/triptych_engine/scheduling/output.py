@@ -29,6 +29,8 @@ class NewSequence:
     pooling: PoolingParams | None = None
     #: Digest of its adapter; empty for none.
     lora_digest: str = ""
+    #: Of layers with a window, if these have blocks of their own; -1 for those that are behind it.
+    window_block_ids: list[int] = field(default_factory=list)
     #: Slot of its recurrent state, and that of the snapshot with which it begins; None without such states, and for a zero state.
     state_slot: int | None = None
     state_source: int | None = None
@@ -46,6 +48,7 @@ class NewSequence:
             media=request.media,
             pooling=request.pooling,
             lora_digest=request.lora_digest,
+            window_block_ids=list(request.window_block_ids),
             state_slot=request.state_slot,
             state_source=request.state_source,
         )
@@ -60,6 +63,8 @@ class SchedulerOutput:
     new: list[NewSequence] = field(default_factory=list)
     #: request_id -> blocks added since the last step, for sequences that the executor knows.
     new_block_ids: dict[str, list[int]] = field(default_factory=dict)
+    #: The same for layers with a window.
+    new_window_block_ids: dict[str, list[int]] = field(default_factory=dict)
     #: request_id -> known tokens to compute now, in the order of the batch.
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     #: request_id -> maximum number of tokens that the step may return, for sequences whose last known token it computes. If that

@@ -172,8 +172,8 @@ class StepPlanner:
                 drafts = [] if self._step_drafter is None else self._draft(self._step_drafter, plan, request, new_blocks)
                 if new_blocks:
                     plan.output.new_block_ids[request.request_id] = new_blocks
+                self._advance_groups(plan, request, 1, len(drafts))
                 plan.put(request, 1, drafts)
-                self._snapshot(plan, request, 1)
             except Exception as error:
                 self._fail(plan, request, error)
 
@@ -206,14 +206,15 @@ class StepPlanner:
     def _advance(self, plan: StepPlan, decision: Compute | Admit | Park | Follow | Load) -> None:
         match decision:
             case Compute(request, num_tokens):
+                self._advance_groups(plan, request, num_tokens)
                 plan.put(request, num_tokens)
-                self._snapshot(plan, request, num_tokens)
                 self._states.waiting.charge(request.tenant, num_tokens)
                 self._offer(plan, request, request.num_scheduled_tokens // self._kv_cache.block_size, num_tokens)
             case Admit(request, cached_blocks, num_tokens):
                 self._states.admit(request, cached_blocks)
+                self._advance_groups(plan, request, num_tokens)
+                plan.output.new_window_block_ids.pop(request.request_id, None)  # a new sequence has them
                 plan.put_new(request, num_tokens)
-                self._snapshot(plan, request, num_tokens)
                 self._states.waiting.charge(request.tenant, num_tokens)
                 self._offer(plan, request, 0, num_tokens)
             case Park(request, start):
@@ -224,12 +225,17 @@ class StepPlanner:
                 if (last := self._kv_cache.load(request, cached_blocks)) is not None:
                     self._states.follow(request, last)
 
-    def _snapshot(self, plan: StepPlan, request: Request, num_tokens: int) -> None:
-        if self._kv_cache.states is None:
+    def _advance_groups(self, plan: StepPlan, request: Request, num_tokens: int, num_drafts: int = 0) -> None:
+        """What the step needs of the caches of layers with a window, and of recurrent ones, for a request's next tokens."""
+        if self._kv_cache.windows is None and self._kv_cache.states is None:
             return
-        start = request.num_scheduled_tokens
+        start, request_id = request.num_scheduled_tokens, request.request_id
+        if self._kv_cache.windows is not None and (
+            blocks := self._kv_cache.windows.advance(request, start, start + num_tokens + num_drafts)
+        ):
+            plan.output.new_window_block_ids[request_id] = blocks
         if snapshots := self._kv_cache.snapshots(request, start, start + num_tokens):
-            plan.output.snapshots[request.request_id] = snapshots
+            plan.output.snapshots[request_id] = snapshots
 
     def _offer(self, plan: StepPlan, request: Request, first: int, num_tokens: int) -> None:
         if copies := self._kv_cache.offer(request, first, request.num_scheduled_tokens + num_tokens):

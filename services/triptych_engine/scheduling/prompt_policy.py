@@ -206,7 +206,7 @@ class PromptPolicy:
                     return [Park(request, start)]
             # A request that cannot get its blocks does not reserve room either.
             num_blocks = self._kv_cache.num_free_blocks_for(request, cached_blocks)
-            if not self._kv_cache.has_room(num_blocks) or not self._shares.may_admit(request, num_blocks, passed):
+            if not self._kv_cache.has_room(request, num_blocks) or not self._shares.may_admit(request, num_blocks, passed):
                 return None
             if num_offloaded:
                 return [Load(request, cached_blocks)]

@@ -50,6 +50,7 @@ class StateCache:
             common += 1
         if common:
             self._wanted[hashes[common - 1]] = None
+            self._wanted.move_to_end(hashes[common - 1])
             if len(self._wanted) > _MOST_WANTED:
                 self._wanted.popitem(last=False)
         request.num_live_blocks = len(hashes)
@@ -58,6 +59,8 @@ class StateCache:
 
     def finish(self, request: Request) -> None:
         """A request has ended."""
+        if request.output_snapshot is not None and request.output_snapshot in self.pool:
+            self.pool.use(request.output_snapshot)
         for prefix in request.block_hashes[: request.num_live_blocks]:
             self._num_live[prefix] -= 1
             if not self._num_live[prefix]:
@@ -82,8 +85,6 @@ class StateCache:
         size, hashes = self._block_size, request.block_hashes
         at_prompt_end = (request.num_prompt_tokens - 1) // size * size
         last = end // size * size
-        if last > max(start, at_prompt_end) and request.output_snapshot is not None:
-            self.pool.drop_first(request.output_snapshot)  # the next one takes its place
         made = []
         for border in range((start // size + 1) * size, end + 1, size):
             prefix = hashes[border // size - 1] if border // size <= len(hashes) else None
@@ -102,7 +103,10 @@ class StateCache:
             is_new = self.pool.keep(request.snapshots.pop(border), prefix)
             self._wanted.pop(prefix, None)
             if is_new and border >= request.num_prompt_tokens:
+                if request.output_snapshot is not None:
+                    self.pool.drop(request.output_snapshot)
                 request.output_snapshot = prefix
+                self.pool.drop_first(prefix)  # until its answer is complete: the next one will be made soon
 
     def release(self, request: Request) -> None:
         """Take back a request's slot, and those of snapshots that were not made."""

@@ -28,7 +28,7 @@ class StatePool:
         """How many can be taken, if snapshots are dropped."""
         return len(self._empty) + len(self._hash_of)
 
-    def __contains__(self, prefix: bytes) -> bool:
+    def __contains__(self, prefix: bytes | None) -> bool:
         return prefix in self._slot_of
 
     def use(self, prefix: bytes) -> int:
@@ -60,6 +60,12 @@ class StatePool:
         self._hash_of[slot] = prefix
         self._slot_of[prefix] = slot
         return True
+
+    def drop(self, prefix: bytes) -> None:
+        """Drop a snapshot, if it is still there."""
+        if (slot := self._slot_of.pop(prefix, None)) is not None:
+            del self._hash_of[slot]
+            self.give_back(slot)
 
     def drop_first(self, prefix: bytes) -> None:
         """Of all snapshots, drop this one first, if it is still there."""

@@ -5,7 +5,7 @@ A request is in one state at a time, and each state has its container and its re
     state     container       holds
     waiting   waiting queue   no KV blocks
     parked    parked          no KV blocks; it waits for embeddings, or for blocks that another request computes
-    running   running list    KV blocks, one of max_num_seqs, a row in the executor
+    running   running list    KV blocks and recurrent state, one of max_num_seqs, a row in the executor
     finished  none            KV blocks, for as long as a step in flight writes to them
 
 The transitions below are the only way to change a state. Each one moves the request between containers and releases what the
@@ -84,8 +84,8 @@ class RequestStates:
         request.arrival = self._num_arrivals - (_EARLIER if request.carried_token_ids else 0)
         self._num_arrivals += 1
         self.live[request.request_id] = request
-        self._kv_cache.add(request)
         self._wait(request)
+        self._kv_cache.add(request)
 
     def admit(self, request: Request, cached_blocks: list[int]) -> None:
         """Waiting -> running, with blocks for all its tokens; the first blocks are from the prefix cache. Enough must be free."""
@@ -215,8 +215,9 @@ class RequestStates:
         copies = self._kv_cache.copies
         holders = [request.block_ids for request in live | self.in_flight.requests]
         self._kv_cache.pool.check_integrity([*holders, *([] if copies is None else copies.holders)])
-        if self._kv_cache.states is not None:
-            self._kv_cache.states.check_integrity(live | self.in_flight.requests)
+        for group in (self._kv_cache.states, self._kv_cache.windows):
+            if group is not None:
+                group.check_integrity(live | self.in_flight.requests)
         self._media.check_integrity(set(self.live))
 
 

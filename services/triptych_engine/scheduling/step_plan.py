@@ -119,7 +119,8 @@ class StepPlan:
         output, request_id = self.output, request.request_id
         output.new = [sequence for sequence in output.new if sequence.request_id != request_id]
         tokens = output.num_scheduled_tokens, output.max_new_tokens, output.draft_token_ids
-        for mapping in (*tokens, output.new_block_ids, output.embeddings, output.snapshots):
+        blocks = output.new_block_ids, output.new_window_block_ids
+        for mapping in (*tokens, *blocks, output.embeddings, output.snapshots):
             mapping.pop(request_id, None)
         self.scheduled.pop(request, None)
 

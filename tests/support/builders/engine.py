@@ -19,6 +19,7 @@ from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.request import Request, SamplingParams
 from triptych_engine.scheduling.scheduler import Scheduler
+from triptych_engine.scheduling.window_cache import WindowCache
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 
@@ -102,9 +103,20 @@ def a_scheduler(
     tier: HostTier | None = None,
     offers_prompts: bool = False,
     num_states: int = 0,
+    num_window_blocks: int = 0,
+    window: int = 8,
 ) -> Scheduler:
+    windows = WindowCache(num_window_blocks, block_size, window, max_num_batched_tokens, 1) if num_window_blocks else None
     return Scheduler(
-        KVCacheManager(num_blocks, block_size, enable_prefix_caching, tier, offers_prompts=offers_prompts, num_states=num_states),
+        KVCacheManager(
+            num_blocks,
+            block_size,
+            enable_prefix_caching,
+            tier,
+            offers_prompts=offers_prompts,
+            num_states=num_states,
+            windows=windows,
+        ),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_waiting=max_waiting,

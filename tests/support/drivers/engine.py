@@ -32,6 +32,7 @@ from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import Request, TokenLogprobs
 from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.scheduling.speculation.drafter import Drafter
+from triptych_engine.scheduling.window_cache import WindowCache
 
 #: Whether the steps of requests are computed by another process, which has a model of its own. `EngineDriver.runner` then computes
 #: only what a test asks of it.
@@ -109,17 +110,21 @@ class EngineDriver:
         max_num_batched_tokens: int = 2048,
         num_blocks: int | None = None,
         num_states: int | None = None,
+        num_window_blocks: int | None = None,
         caching: bool = True,
         drafter: Drafter | None = None,
         tier: HostTier | None = None,
     ) -> Scheduler:
+        size, most = self.config.block_size, max_num_batched_tokens
+        num_window_blocks = num_window_blocks or self.runner.size.num_window_blocks
         return Scheduler(
             KVCacheManager(
                 num_blocks or self.num_blocks,
-                self.config.block_size,
+                size,
                 caching,
                 tier,
                 num_states=self.runner.size.num_states if num_states is None else num_states,
+                windows=None if not num_window_blocks else WindowCache(num_window_blocks, size, self.runner.window, most),
             ),
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

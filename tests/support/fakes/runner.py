@@ -26,6 +26,7 @@ from triptych_engine.scheduling.output import NewSequence, SchedulerOutput, Step
 from triptych_engine.scheduling.request import SamplingParams, TokenLogprobs
 
 from support.fakes.states import FakeStates
+from support.fakes.windows import FakeWindows
 
 VOCAB_SIZE = 50
 
@@ -100,7 +101,7 @@ class FakeRunner:
     def __init__(self, block_size: int = 4, tier: HostTier | None = None) -> None:
         self._block_size, self._tier = block_size, tier
         self._cache: dict[tuple[int, int], int] = {}  # (block, offset) -> hash of the sequence up to the token in this slot
-        self.states = FakeStates()
+        self.states, self.windows = FakeStates(), FakeWindows(block_size)
         self.sequences: dict[str, FakeSequence] = {}  # request_id -> sequence
         self._in_flight: list[FakeStep] = []
         self.salts: dict[str, str] = {}  # request_id -> salt, if it has one: blocks must not be shared between salts
@@ -140,6 +141,7 @@ class FakeRunner:
         self._in_flight.clear()
         self._cache.clear()
         self.states.clear()
+        self.windows.clear()
 
     def close(self) -> None:
         """It has no processes."""
@@ -234,6 +236,7 @@ class FakeRunner:
         self._store(step.scheduled.stores)
         self._load(step.scheduled.loads)
         self.states.begin(step.scheduled.new)
+        self.windows.begin(step.scheduled.new, step.scheduled.new_window_block_ids)
         if not (step.chunks or step.scheduled.loads):
             return result
         assert self.cache_allocated
@@ -258,6 +261,7 @@ class FakeRunner:
             self._check_embeddings(sequence, start, end, step.scheduled)
             snapshots = step.scheduled.snapshots.get(sequence.request_id, ())
             self.states.compute(sequence.new, start, end, snapshots, partial(self._prefix_hash, sequence))
+            self.windows.compute(sequence.request_id, start, end, partial(self._prefix_hash, sequence))
             for position in range(start, end):
                 self._cache[self._slot(sequence, position)] = self._prefix_hash(sequence, position)
             if sequence.new.sampling.prompt_logprobs is not None:
@@ -296,7 +300,9 @@ class FakeRunner:
         sequence.is_open = False
         for position in range(end, end + most - 1):
             is_right = position < len(sequence.contents) - 1
-            self._cache[self._slot(sequence, position)] = self._prefix_hash(sequence, position) if is_right else -1
+            key = self._prefix_hash(sequence, position) if is_right else -1
+            self._cache[self._slot(sequence, position)] = key
+            self.windows.write(sequence.request_id, position, key)
         return sequence.contents[-num_tokens:]
 
     @staticmethod

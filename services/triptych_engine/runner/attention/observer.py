@@ -89,7 +89,7 @@ class LayerObserver:
         softcap: float,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        self.layers[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
+        self.layers[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], window)
         return value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
 
 

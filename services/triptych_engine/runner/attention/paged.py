@@ -28,6 +28,8 @@ class LayerShape:
     num_kv_heads: int
     head_dim: int
     v_head_dim: int
+    #: Number of keys that a token attends to, including its own; 0 for all.
+    window: int = 0
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """What keys and values of this dtype take, in bytes."""
@@ -47,6 +49,9 @@ class AttentionMetadata:
     positions: np.ndarray  # [num_tokens] int32
     #: [num_tokens] int32, one past the last key that each token attends to; None if that is its own key for all tokens.
     key_end: np.ndarray | None = None
+    #: Block table and slots of layers with a window, if these have blocks of their own. Entries behind the window mean nothing.
+    window_block_table: np.ndarray | None = None
+    window_slots: np.ndarray | None = None
 
     @property
     def num_tokens(self) -> int:

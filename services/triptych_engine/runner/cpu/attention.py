@@ -32,7 +32,15 @@ class CpuAttention:
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._prefault: Prefault | None = None
 
-    def allocate(self, layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+    def allocate(
+        self,
+        layers: dict[int, LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        num_window_blocks: int = 0,
+    ) -> None:
+        """See AttentionBackend. num_window_blocks: of layers with a window, if these have blocks of their own; 0 if not."""
         if dtype not in (torch.float32, torch.bfloat16, torch.int8):
             raise ValueError(f"the CPU kernel works in float32, bfloat16 and int8, not {dtype}")
         if block_size % _LANES:
@@ -46,7 +54,9 @@ class CpuAttention:
         self._dtype = dtype
         self._block_size = block_size
         self._addresses: dict[tuple[int, ...], tuple[Any, Any]] = {}  # layers -> arrays, see layer_args
-        self._cache = _allocate(layers, num_blocks, block_size, dtype)
+        self._windowed = {index for index, shape in layers.items() if shape.window} if num_window_blocks else set()
+        counts = {index: num_window_blocks if index in self._windowed else num_blocks for index in layers}
+        self._cache = _allocate(layers, counts, block_size, dtype)
 
     def prefault(self) -> None:
         self._stop_prefault()
@@ -73,9 +83,12 @@ class CpuAttention:
         self._metadata = metadata
         self._tiles: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._key_end = metadata.positions + np.int32(1) if metadata.key_end is None else metadata.key_end
+        window = metadata.window_slots, metadata.window_block_table
+        self._window_tables = tuple(None if array is None else array.ctypes.data for array in window)
+        self._tables = metadata.slots.ctypes.data, metadata.block_table.ctypes.data
         self._args = KernelArgs(
-            slots=metadata.slots.ctypes.data,
-            block_table=metadata.block_table.ctypes.data,
+            window_slots=self._window_tables[0],
+            window_block_table=self._window_tables[1],
             positions=metadata.positions.ctypes.data,
             key_end=self._key_end.ctypes.data,
             num_tokens=metadata.num_tokens,
@@ -107,6 +120,7 @@ class CpuAttention:
         k_cache, v_cache = self._cache[layer]
         self._set_tiles(num_q_heads // num_kv_heads)
         args = self._args
+        args.slots, args.block_table = self._window_tables if layer in self._windowed else self._tables
         args.q, args.k, args.v, args.out = query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
         args.k_cache, args.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
         args.q_stride_t, args.q_stride_h, _ = query.stride()
@@ -136,6 +150,7 @@ class CpuAttention:
             keys, values = ((ctypes.c_void_p * len(layers))(*(cache.data_ptr() for cache in part)) for part in caches)
             self._addresses[layers] = keys, values
         keys, values = self._addresses[layers]
+        self._args.slots, self._args.block_table = self._tables  # the kernel takes the others where a layer has a window
         self._set_tiles(group)
         return ctypes.addressof(self._args), ctypes.addressof(keys), ctypes.addressof(values)
 
@@ -168,9 +183,9 @@ def _last_dim_dense(x: torch.Tensor) -> torch.Tensor:
 
 
 def _allocate(
-    layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype
+    layers: dict[int, LayerShape], num_blocks: dict[int, int], block_size: int, dtype: torch.dtype
 ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """Layer -> keys, values. Not zeroed: pages that were never touched take no memory.
+    """Layer -> keys, values. num_blocks: of each layer. Not zeroed: pages that were never touched take no memory.
 
     The memory of each layer is contiguous. If instead the same block of all layers were contiguous, memory would be used in smaller
     portions, but the attention of each layer would touch more pages than the TLB holds: with 8 x 4,000 tokens, that took a tenth
@@ -180,8 +195,8 @@ def _allocate(
     scale = SCALE_BYTES if dtype == torch.int8 else 0
     shapes = {
         index: (
-            (num_blocks, shape.num_kv_heads, -(-shape.head_dim // per_word) * per_word + scale, block_size),
-            (num_blocks, shape.num_kv_heads, block_size, shape.v_head_dim + scale),
+            (num_blocks[index], shape.num_kv_heads, -(-shape.head_dim // per_word) * per_word + scale, block_size),
+            (num_blocks[index], shape.num_kv_heads, block_size, shape.v_head_dim + scale),
         )
         for index, shape in layers.items()
     }

@@ -16,7 +16,7 @@ from triptych_engine.runner.cpu.linear.layers import Bf16Linear, KernelLinear, W
 from triptych_engine.runner.cpu.linear.packing import can_pack, pack
 from triptych_engine.runner.cpu.linear.quant import QuantLinear, UnquantizedLinear
 from triptych_engine.runner.cpu.model_kernel import ModelKernel
-from triptych_engine.runner.fusion.kernels import LayerParts, PackedLinear
+from triptych_engine.runner.fusion.kernels import GatedRMSNorm, LayerParts, PackedLinear
 from triptych_engine.runner.fusion.rotary import PositionTables
 from triptych_engine.runner.quantization.formats import HEAD_ON_THE_FLY, QuantFormat
 
@@ -33,6 +33,7 @@ class CpuFusedKernels:
     def __init__(self, kernels: CpuKernels | None, *, form: QuantFormat | None = None, batch_invariant: bool = False) -> None:
         self._kernels, self._form, self._batch_invariant = kernels, form, batch_invariant
         self.fuses = kernels is not None
+        self.gated_rms_norm: GatedRMSNorm | None = None if kernels is None else kernels.new_recurrent_ops().gated_rms_norm
         if kernels is not None:
             self.rms_norm, self.add_rms_norm = kernels.rms_norm, kernels.add_rms_norm
             self.qk_norm_rope, self.silu_mul = kernels.qk_norm_rope, kernels.silu_mul

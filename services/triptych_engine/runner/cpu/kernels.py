@@ -115,7 +115,8 @@ class CpuKernels:
         self._pages = HugePages()  # memory of packed weights
         self.sampling = SamplingKernels(library)
         self.ranks = RankKernels(library)
-        self.recurrent = CpuRecurrentOps(library)
+        #: For each model one of its own, which keeps the model's weights.
+        self.new_recurrent_ops = functools.partial(CpuRecurrentOps, library)
         #: Products with quantised weights, in which a row's result does not depend on the other rows.
         self.quant = QuantKernels(library, self.workspace)
         #: The same without this promise, where the CPU multiplies many rows faster in another way.

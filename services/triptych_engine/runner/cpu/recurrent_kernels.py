@@ -50,6 +50,9 @@ class CpuRecurrentOps:
         self._library, self._torch = library, TorchRecurrentOps()
         self._conv = {dtype: getattr(library, f"triptych_conv_{name}") for dtype, name in _TYPES.items()}
         self._recur = {dtype: getattr(library, f"triptych_recur_{name}") for dtype, name in _TYPES.items()}
+        self._gated_rms_norm = {dtype: getattr(library, f"triptych_gated_rms_norm_{name}") for dtype, name in _TYPES.items()}
+        for function in self._gated_rms_norm.values():
+            function.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_int64, ctypes.c_float]
         self._weights: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = {}  # data pointer -> see `_prepared`
         for name, struct in (("conv", ConvArgs), ("recur", RecurArgs)):
             size = getattr(library, f"triptych_{name}_args_size")
@@ -57,6 +60,16 @@ class CpuRecurrentOps:
             if size() != ctypes.sizeof(struct):
                 raise AssertionError(f"{struct.__name__} does not mirror that of csrc/")
             getattr(library, f"triptych_{name}_takes").argtypes = [ctypes.c_int64] * 2
+
+    def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x / rms(x) * weight * silu(gate) over the last dimension; x and gate of the same dtype, fp32 or bf16, weight fp32."""
+        x, gate = x.contiguous(), gate.contiguous()
+        out = torch.empty_like(x)
+        size = weight.shape[0]
+        self._gated_rms_norm[x.dtype](
+            x.data_ptr(), gate.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps
+        )
+        return out
 
     def conv(
         self,

@@ -12,7 +12,7 @@ from torch import nn
 from triptych_engine.runner.attention.paged import AttentionBackend, LayerShape
 from triptych_engine.runner.cuda.attention import CudaAttention
 from triptych_engine.runner.cuda.kernels import layers as kernels
-from triptych_engine.runner.fusion.kernels import LayerParts, PackedLinear
+from triptych_engine.runner.fusion.kernels import GatedRMSNorm, LayerParts, PackedLinear
 
 #: Numbers that a program computes.
 _SILU_BLOCK = _ROPE_BLOCK = 1024
@@ -51,6 +51,7 @@ class CudaFusedKernels:
     """See FusedKernels. device: a GPU, or a CPU under Triton's interpreter."""
 
     fuses = True
+    gated_rms_norm: GatedRMSNorm | None = None
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -84,11 +84,17 @@ class WholeModel(Protocol):
         ...
 
 
+#: (x, gate, weight, eps) -> x / rms(x) * weight * silu(gate) over the last dimension; weight fp32, the others of one dtype.
+GatedRMSNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+
+
 class FusedKernels(Protocol):
     """The kernels of one kind of device."""
 
     #: Whether it computes more than products.
     fuses: bool
+    #: None if there is no such kernel.
+    gated_rms_norm: GatedRMSNorm | None
 
     def computes(self, dtype: torch.dtype) -> bool:
         """Whether models of this dtype can use them."""

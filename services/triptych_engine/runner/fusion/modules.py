@@ -75,3 +75,14 @@ class FusedRMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._kernels.rms_norm(x, self.scale, self.eps, self.dtype)
+
+
+class FusedGatedRMSNorm(nn.Module):
+    """x / rms(x) * weight * silu(gate) in one pass, as behind gated delta rules. x, gate: [..., size]."""
+
+    def __init__(self, weight: torch.Tensor, eps: float, compute: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.scale, self.eps, self._compute = weight.float().contiguous(), eps, compute
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return self._compute(x, gate, self.scale, self.eps)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 import re
 from collections.abc import Callable
@@ -34,12 +35,18 @@ from triptych_common.host.memory import return_free_memory
 
 from triptych_engine.runner.fusion.kernels import FusedKernels, PackedLinear
 from triptych_engine.runner.fusion.layer import fuse_layers
-from triptych_engine.runner.fusion.modules import FusedRMSNorm, GatedMLP, LinearPart, SharedProduct
+from triptych_engine.runner.fusion.modules import FusedGatedRMSNorm, FusedRMSNorm, GatedMLP, LinearPart, SharedProduct
 from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 #: After so many replaced modules, the memory of their weights is returned: blocks below 32 MiB would stay with the process.
 _RETURN_EVERY = 16
+#: Names of linear layers that read the same input, one after the other.
+_SAME_INPUT = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("in_proj_qkvz", "in_proj_ba"),
+    ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+)
 #: Largest difference between a module and its replacement that rounding can explain, relative to the largest value.
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
@@ -71,7 +78,9 @@ def optimize(
     num_norms = num_layers = 0
     if kernels.fuses:
         num_norms = _replace(model, lambda module, name: _fused_norm(module, kernels))
-        others = [m for m in model.modules() if "Norm" in type(m).__name__ and not isinstance(m, FusedRMSNorm)]
+        _replace(model, lambda module, name: _fused_gated_norm(module, kernels))
+        replaced = (FusedRMSNorm, FusedGatedRMSNorm)
+        others = [m for m in model.modules() if "Norm" in type(m).__name__ and not isinstance(m, replaced)]
         wide = model.dtype != torch.float32 and num_norms > 0 and not others
         _replace_head(model, kernels)
         _replace(model, lambda module, name: _gated_mlp(module, name, kernels, verdicts))
@@ -141,9 +150,8 @@ def _linears(module: nn.Module, kernels: FusedKernels, *names: str) -> list[nn.L
 
 
 def _share_products(model: nn.Module, kernels: FusedKernels) -> None:
-    """Join the q, k and v projections of each attention."""
-    names = ("q_proj", "k_proj", "v_proj")
-    for module in model.modules():
+    """Join the projections of each attention, and of each gated delta rule."""
+    for module, names in itertools.product(list(model.modules()), _SAME_INPUT):
         linears = _linears(module, kernels, *names)
         if linears and len({(linear.in_features, linear.bias is None) for linear in linears}) == 1:
             product = SharedProduct(linears, kernels.pack)
@@ -195,3 +203,16 @@ def _fused_norm(module: nn.Module, kernels: FusedKernels) -> nn.Module | None:
         if torch.allclose(expected, fused(sample), rtol=_TOLERANCE[weight.dtype], atol=_TOLERANCE[weight.dtype]):
             return fused
     return None
+
+
+def _fused_gated_norm(module: nn.Module, kernels: FusedKernels) -> nn.Module | None:
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if kernels.gated_rms_norm is None or not type(module).__name__.endswith("RMSNormGated") or not isinstance(eps, float):
+        return None
+    if weight is None or weight.dim() != 1 or weight.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    fused = FusedGatedRMSNorm(weight.data, eps, kernels.gated_rms_norm)
+    generator = torch.Generator().manual_seed(0)
+    x, gate = (torch.randn(6, weight.shape[0], generator=generator).to(weight) for _ in range(2))
+    return fused if _same(module(x, gate), fused(x, gate)) else None

@@ -36,7 +36,7 @@ from triptych_engine.runner.quantization.checkpoints import check_plain, load_qu
 from triptych_engine.runner.quantization.filling import fill_model
 from triptych_engine.runner.quantization.gguf import load_gguf
 from triptych_engine.runner.quantization.tensor import QuantizedModules
-from triptych_engine.runner.recurrent.attach import attach_recurrent_layers
+from triptych_engine.runner.recurrent.attach import UnknownStateError, attach_recurrent_layers
 from triptych_engine.runner.recurrent.layers import RecurrentLayers
 from triptych_engine.runner.verdicts import Verdicts
 
@@ -197,10 +197,15 @@ def load_model(
     probe = torch.arange(num_probe_tokens, device=device) * 7919 % config.get_text_config().vocab_size
     verdicts = verdicts or Verdicts()
     reference = torch.empty(0) if "passed" in verdicts else _reference_logits(model, config, name, probe)
-    recurrent = attach_recurrent_layers(model)
+    try:
+        recurrent = attach_recurrent_layers(model)
+    except UnknownStateError as error:
+        why = f"the state that {error} keeps is not known"
+        raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {why}") from error
     layers = verdicts.of("layers", lambda: observe_layers(model, config, name, probe, max_model_len, recurrent))
     if recurrent is not None:
         recurrent.shapes = dict(verdicts.of("recurrent layers", partial(dict, recurrent.shapes)))
+        recurrent = recurrent if recurrent.shapes else None  # none of its modules was called
     model.set_attn_implementation(ATTENTION_NAME)
     return LoadedModel(
         model=model,

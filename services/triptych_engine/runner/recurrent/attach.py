@@ -25,9 +25,16 @@ _FUNCTIONS = {
 _KEEPING = {"update_conv_state": {"conv"}, "update_recurrent_state": {"delta_rule", "scan"}}
 
 
+class UnknownStateError(Exception):
+    """A module keeps a state of a kind that is not known. Its argument is the class."""
+
+
 def attach_recurrent_layers(model: nn.Module) -> RecurrentLayers | None:
-    """Let the recurrent modules of a model use the layers that are returned; None if there are no such modules. Those that keep a
-    state of a kind that is not known are left as they are."""
+    """Let the recurrent modules of a model use the layers that are returned; None if there are no such modules.
+
+    Raises:
+        UnknownStateError: as it says.
+    """
     layers = RecurrentLayers()
     for module in model.modules():
         forward = inspect.unwrap(type(module).forward)
@@ -36,7 +43,9 @@ def attach_recurrent_layers(model: nn.Module) -> RecurrentLayers | None:
         called = set(forward.__code__.co_names)
         names = _FUNCTIONS.keys() & called
         computed = {_FUNCTIONS[name] for name in names}
-        if not names or any(name in called and not computed & methods for name, methods in _KEEPING.items()):
+        if any(name in called and not computed & methods for name, methods in _KEEPING.items()):
+            raise UnknownStateError(type(module).__name__)
+        if not names:
             continue
         number = len(layers.layer_of)
         layers.layer_of.append(int(module.layer_idx))  # type: ignore[arg-type]

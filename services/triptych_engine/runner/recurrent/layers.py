@@ -46,11 +46,12 @@ class RecurrentLayers:
 
     def allocate(self, num_slots: int, device: torch.device) -> None:
         """Allocate the memory for so many states. Not zeroed: pages that were never touched take no memory."""
+        self.free()
         self.num_slots = num_slots
         self._conv = {
             module: torch.empty(num_slots, shape.conv_width, shape.conv_channels, device=device)
             for module, shape in self.shapes.items()
-            if shape.conv_width
+            if shape.conv_channels
         }
         self._matrix = {
             module: torch.empty(num_slots, shape.num_heads, shape.key_dim, shape.value_dim, device=device)
@@ -90,11 +91,14 @@ class RecurrentLayers:
         **kwargs: Any,
     ) -> torch.Tensor:
         """In the place of `causal_conv1d_fn`: hidden_states [1, channels, num_tokens], weight [channels, width + 1]."""
-        x = hidden_states[0].T.contiguous()
-        step, state = self._step, self._conv.get(module)
-        if step is None or state is None:
+        x = hidden_states[0].T
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        if self._step is None:
             self._note(module, conv_width=weight.shape[1] - 1, conv_channels=len(weight))
             step, state = RecurrentStep.alone(len(x)), x.new_zeros(1, weight.shape[1] - 1, len(weight), dtype=torch.float32)
+        else:
+            step, state = self._step, self._conv[module]
         silu = activation in ("silu", "swish")
         out = self.ops.conv(x, weight, bias, silu=silu, state=state, step=step)
         if activation is not None and not silu:
@@ -152,8 +156,9 @@ class RecurrentLayers:
         return self._recur(module, inputs)[None]
 
     def _recur(self, module: int, inputs: Recurrence) -> torch.Tensor:
-        step, state = self._step, self._matrix.get(module)
-        if step is None or state is None:
+        if self._step is not None:
+            step, state = self._step, self._matrix[module]
+        else:
             num_tokens, num_heads, value_dim = inputs.value.shape
             key_dim = inputs.key.shape[-1]
             self._note(module, num_heads=num_heads, key_dim=key_dim, value_dim=value_dim)

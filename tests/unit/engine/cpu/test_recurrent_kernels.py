@@ -25,7 +25,7 @@ NUM_TOKENS = sum(LENGTHS)
 
 @pytest.fixture(params=isas_of_this_cpu())
 def ops(request: pytest.FixtureRequest, kernels_for: Callable[..., CpuKernels]):
-    return kernels_for(request.param).recurrent
+    return kernels_for(request.param).new_recurrent_ops()
 
 
 def _randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

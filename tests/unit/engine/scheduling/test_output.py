@@ -38,9 +38,10 @@ def test_a_scheduler_output_is_the_same_after_a_journey_and_holds_no_request():
     later = [a_request("again", list(range(10)), max_tokens=2), a_request("long", [9] * 40, max_tokens=2)]
     seen = _fields_used(scheduler, runner, later)
     assert scheduler.num_preemptions > 0
-    hybrid = a_scheduler(num_states=4)
+    hybrid, runner = a_scheduler(num_states=4, num_window_blocks=32), FakeRunner()
+    runner.windows.window = 8
     hybrid.add(a_request("text", list(range(10))))
-    seen |= _fields_used(hybrid, FakeRunner(), [])
+    seen |= _fields_used(hybrid, runner, [])
     assert seen == {field.name for field in fields(SchedulerOutput)} - {"awaits_embeddings"}, "each field was put to the test"
 
 

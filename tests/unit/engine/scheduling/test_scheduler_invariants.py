@@ -44,6 +44,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_slots=st.sampled_from([0, 4, 8, 64]),
         offers_prompts=st.booleans(),
         num_states=st.sampled_from([0, 1, 3, 12]),
+        num_window_blocks=st.sampled_from([0, 0, 16, 32]),
+        window=st.integers(1, 20),
     )
     def start(
         self,
@@ -60,6 +62,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_slots: int,
         offers_prompts: bool,
         num_states: int,
+        num_window_blocks: int,
+        window: int,
     ) -> None:
         self.max_in_flight = max_in_flight  # steps that are left to run while the next is scheduled
         self.in_flight: deque[SchedulerOutput] = deque()
@@ -76,6 +80,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_embeddings=max_embeddings,
             tier=self.tier,
             num_states=0 if num_drafts or num_slots else num_states,
+            num_window_blocks=0 if num_slots else num_window_blocks,
+            window=window,
             offers_prompts=offers_prompts,
             # About two prompt tokens beside each one that decodes.
             pacer=StepPacer(StepCosts(1.0, 1.0, 0.5), max_step_s=8.0, min_prompt_tokens=2) if paced else None,
@@ -84,6 +90,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.orders: dict[int, FetchOrder] = {}  # those that are neither fetched nor cancelled
         self.old_orders: list[int] = []
         self.runner = FakeRunner(tier=self.tier)
+        self.runner.windows.window = window if num_window_blocks and not num_slots else 0
         self.num_blocks = num_blocks
         self.requests: dict[str, Request] = {}
         self.tokens: dict[str, list[int]] = {}

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "vector.h"
+#include "elementwise.h"
 
 namespace triptych {
 
@@ -97,7 +97,7 @@ void conv_of_width(const ConvArgs& args) {
   const int64_t parts = args.channels / kLanes, sequences = args.segments.num_sequences;
   const int64_t num_tokens = args.segments.first_token[args.segments.first_segment[sequences]];
 #pragma omp parallel for schedule(static) if (num_tokens * args.channels >= kParallelElements)
-  for (int64_t i = 0; i < sequences * parts; i++) conv_channels<T, width>(args, i / parts, i % parts * kLanes);
+  for (int64_t i = 0; i < sequences * parts; i++) conv_channels<T, width>(args, i % sequences, i / sequences * kLanes);
 }
 
 template <class T>
@@ -232,7 +232,8 @@ void recur_by(const RecurArgs& args) {
   const int64_t elements = sequences * args.num_heads * args.key_dim * args.value_dim;
 #pragma omp parallel for schedule(static) if (elements >= kParallelElements)
   for (int64_t i = 0; i < sequences * args.num_heads * parts; i++) {
-    const int64_t sequence = i / (args.num_heads * parts), head = i / parts % args.num_heads, column = i % parts * size;
+    // All threads share each sequence: a prompt takes longer than those that decode beside it.
+    const int64_t sequence = i % sequences, head = i / sequences / parts, column = i / sequences % parts * size;
     if (args.decays_rows) {
       recur_columns<T, count, true>(args, sequence, head, column);
     } else {
@@ -252,9 +253,37 @@ void recur(const RecurArgs& args) {
   recur_by<T, 1>(args);
 }
 
+// -- the norm behind the recurrence -------------------------------------------------------------------------------------------------
+
+template <class T>
+void gated_rms_norm(const T* x, const T* gate, const float* weight, T* out, int64_t rows, int64_t size, float eps) {
+#pragma omp parallel for schedule(static) if (rows * size >= kParallelElements)
+  for (int64_t r = 0; r < rows; r++) {
+    const T *own = x + r * size, *own_gate = gate + r * size;
+    const float scale = inverse_rms(own, size, eps);
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+      store(out + r * size + i, load(own + i) * scale * load(weight + i) * silu(load(own_gate + i)));
+    }
+    for (; i < size; i++) {
+      convert(to_float(own[i]) * scale * weight[i] * silu(splat(to_float(own_gate[i])))[0], out[r * size + i]);
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" {
+
+// out = x / rms(x) * weight * silu(gate). x, gate, out: [rows, size], dense; weight: [size].
+void triptych_gated_rms_norm_fp32(const float* x, const float* gate, const float* weight, float* out, int64_t rows, int64_t size,
+                                  float eps) {
+  gated_rms_norm(x, gate, weight, out, rows, size, eps);
+}
+void triptych_gated_rms_norm_bf16(const void* x, const void* gate, const float* weight, void* out, int64_t rows, int64_t size,
+                                  float eps) {
+  gated_rms_norm((const bf16*)x, (const bf16*)gate, weight, (bf16*)out, rows, size, eps);
+}
 
 int64_t triptych_conv_args_size() { return sizeof(triptych::ConvArgs); }
 int64_t triptych_recur_args_size() { return sizeof(triptych::RecurArgs); }

@@ -31,6 +31,8 @@ struct PagedAttentionArgs {
   void* v_cache;             // [num_blocks, Hkv, block_size, Dv] numbers, in the order above
   const int64_t* slots;      // [T] cache slot of each token: block * block_size + offset
   const int32_t* block_table;  // [num_seqs, block_table_stride]
+  const int64_t* window_slots;         // the same for layers with a window, if these have blocks of their own; else null
+  const int32_t* window_block_table;
   const int32_t* tile_seq;   // [num_tiles] sequence of each query tile
   const int32_t* tile_start; // [num_tiles] first token of each tile, in the flat batch
   const int32_t* tile_len;   // [num_tiles] tokens of each tile; tile_len * (Hq / Hkv) <= row tile, or 1 token
