@@ -27,9 +27,11 @@ from triptych_engine.kv_offload.disk_tier import DiskTier
 from triptych_engine.kv_offload.host_memory import HostMemory
 from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.layer_groups import LayerGroups
 from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.scheduling.speculation.drafter import PromptLookupDrafter
+from triptych_engine.scheduling.state_cache import StateCache
 from triptych_engine.scheduling.window_cache import WindowCache
 from triptych_engine.settings import EngineSettings
 
@@ -169,10 +171,7 @@ def make_scheduler(
             settings.enable_prefix_caching and generates,
             tier,
             offers_prompts=settings.kv_role == "prefill",
-            num_states=loaded.num_states,
-            windows=None
-            if not loaded.num_window_blocks
-            else WindowCache(loaded.num_window_blocks, loaded.block_size, loaded.window, loaded.max_num_batched_tokens),
+            groups=_layer_groups(loaded),
         ),
         max_num_seqs=min(settings.max_num_seqs, loaded.num_states or settings.max_num_seqs),
         max_num_batched_tokens=loaded.max_num_batched_tokens,
@@ -183,6 +182,16 @@ def make_scheduler(
         pacer=pacer,
         drafter=PromptLookupDrafter(pacer) if pacer is not None and takes_drafts else None,
     )
+
+
+def _layer_groups(loaded: ExecutorInfo) -> LayerGroups | None:
+    """The caches of layers that do not keep keys and values of all tokens; None for a model without them."""
+    if not loaded.num_states and not loaded.num_window_blocks:
+        return None
+    windows = None
+    if loaded.num_window_blocks:
+        windows = WindowCache(loaded.num_window_blocks, loaded.block_size, loaded.window, loaded.max_num_batched_tokens)
+    return LayerGroups(windows, StateCache(loaded.num_states, loaded.block_size) if loaded.num_states else None)
 
 
 def schedules_ahead(settings: EngineSettings, loaded: ExecutorInfo) -> bool:

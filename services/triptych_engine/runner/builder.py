@@ -39,8 +39,9 @@ from triptych_engine.runner.load_checks import (
 from triptych_engine.runner.lora.enable import enable_lora
 from triptych_engine.runner.media_inputs import MediaInputs
 from triptych_engine.runner.memory import CacheBytes, CacheSize, measured_kv_cache_bytes
-from triptych_engine.runner.model.loader import LoadedModel, check_parity, load_model
+from triptych_engine.runner.model.loader import LoadedModel, load_model
 from triptych_engine.runner.model.media_traits import media_traits
+from triptych_engine.runner.model.parity import check_parity
 from triptych_engine.runner.model.precision import check_quantization, kv_cache_dtype
 from triptych_engine.runner.model_runner import ModelRunner, RunnerParts
 from triptych_engine.runner.parallel.group import AgreedVerdicts, RankGroup, rank_group

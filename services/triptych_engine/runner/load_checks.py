@@ -8,7 +8,8 @@ import torch
 from triptych.errors import UnsupportedModelError
 
 from triptych_engine.runner.config import RunnerConfig
-from triptych_engine.runner.model.loader import NUM_PROBE_TOKENS, check_parity
+from triptych_engine.runner.model.loader import NUM_PROBE_TOKENS
+from triptych_engine.runner.model.parity import check_parity
 from triptych_engine.runner.model_runner import ModelRunner, RunnerParts
 
 log = logging.getLogger(__name__)

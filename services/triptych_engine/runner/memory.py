@@ -10,7 +10,7 @@ from triptych_common.host.gpus import GPU_UTILIZATION
 from triptych_common.host.memory import private_memory
 
 from triptych_engine.runner.config import RunnerConfig
-from triptych_engine.scheduling.window_cache import blocks_of_window
+from triptych_engine.scheduling.window_blocks import blocks_of_window
 
 #: Room for a step's intermediate results on a CPU.
 _WORKSPACE_BYTES = 256 << 20

@@ -10,9 +10,8 @@ from triptych_common.model.blocks import hash_block, root_hash
 from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.scheduling.block_copies import BlockCopies
 from triptych_engine.scheduling.block_pool import BlockPool
+from triptych_engine.scheduling.layer_groups import LayerGroups
 from triptych_engine.scheduling.request import Request
-from triptych_engine.scheduling.state_cache import StateCache
-from triptych_engine.scheduling.window_cache import WindowCache
 
 
 class KVCacheManager:
@@ -24,8 +23,7 @@ class KVCacheManager:
         enable_prefix_caching: let requests share the blocks of equal prefixes.
         tier: keeps blocks that are evicted.
         offers_prompts: the tier gets all blocks of prompts as soon as they are computed, because other engines want them.
-        num_states: slots for the recurrent states of a hybrid model; 0 for a model without them.
-        windows: blocks of layers with a window; None if all layers have the same blocks.
+        groups: caches of layers that do not keep keys and values of all tokens; None for a model without them.
     """
 
     def __init__(
@@ -36,16 +34,13 @@ class KVCacheManager:
         tier: HostTier | None = None,
         *,
         offers_prompts: bool = False,
-        num_states: int = 0,
-        windows: WindowCache | None = None,
+        groups: LayerGroups | None = None,
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         #: Between the cache and the tier; None without one.
         self.copies = None if tier is None else BlockCopies(self.pool, tier)
-        #: Recurrent states; None for a model without them.
-        self.states = StateCache(num_states, block_size) if num_states else None
-        self.windows = windows
+        self.groups = groups
         self._caching, self.offers_prompts = enable_prefix_caching, offers_prompts
         #: Hashes of blocks that running requests compute now -> the priority of the request.
         self._computing: dict[bytes, int] = {}
@@ -74,13 +69,14 @@ class KVCacheManager:
 
     def add(self, request: Request) -> None:
         """A request comes; it holds nothing yet."""
-        if self.states is not None and (hashes := self.prefix_hashes(request)):
-            self.states.add(request, hashes, len(self.pool.find_prefix(hashes)))
+        if self.groups is not None:
+            hashes = self.prefix_hashes(request)
+            self.groups.add(request, hashes, len(self.pool.find_prefix(hashes)))
 
     def finish(self, request: Request) -> None:
         """A request has ended. It may hold blocks until the last of its steps has ended, too."""
-        if self.states is not None:
-            self.states.finish(request)
+        if self.groups is not None:
+            self.groups.finish(request)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -89,22 +85,7 @@ class KVCacheManager:
         """Blocks of the request's longest cached prefix. It never includes the last token, because its logits must be computed."""
         hashes = self.prefix_hashes(request)
         blocks = self.pool.find_prefix(hashes)
-        return blocks if self._has_one_group else blocks[: self._num_usable(hashes[: len(blocks)])]
-
-    @property
-    def _has_one_group(self) -> bool:
-        return self.states is None and self.windows is None
-
-    def _num_usable(self, hashes: Sequence[bytes]) -> int:
-        """How many blocks of a cached prefix all groups of layers can use."""
-        number = -1
-        while number != len(hashes):  # each may shorten it
-            number = len(hashes)
-            if self.windows is not None:
-                hashes = hashes[: self.windows.num_usable(hashes)]
-            if self.states is not None:
-                hashes = hashes[: self.states.num_usable(hashes)]
-        return number
+        return blocks if self.groups is None else blocks[: self.groups.num_usable(hashes[: len(blocks)])]
 
     def awaited_block(self, request: Request, cached_blocks: list[int]) -> bytes | None:
         """The last of the blocks behind its cached prefix that a running request computes now, so that it need not compute them
@@ -113,7 +94,7 @@ class KVCacheManager:
             return None
         awaited = None
         # Groups of layers may shorten what is cached, but nobody computes that now. Its last token is always its own.
-        num_cached = len(cached_blocks) if self._has_one_group else len(self.pool.find_prefix(request.block_hashes))
+        num_cached = len(cached_blocks) if self.groups is None else len(self.pool.find_prefix(request.block_hashes))
         for block_hash in request.block_hashes[num_cached : (request.num_tokens - 1) // self.block_size]:
             if self._computing.get(block_hash, request.priority + 1) > request.priority:
                 break
@@ -171,11 +152,7 @@ class KVCacheManager:
 
     def has_room(self, request: Request, num_blocks: int) -> bool:
         """Whether a request that takes this many free blocks can be admitted."""
-        return (
-            num_blocks <= self.pool.num_free_blocks
-            and (self.states is None or self.states.pool.num_free > 0)
-            and (self.windows is None or self.windows.has_room(request))
-        )
+        return num_blocks <= self.pool.num_free_blocks and (self.groups is None or self.groups.has_room(request))
 
     def num_free_blocks_for(self, request: Request, cached_blocks: list[int]) -> int:
         """How many free blocks a request takes that holds none."""
@@ -188,11 +165,8 @@ class KVCacheManager:
         """
         if not self.can_allocate(request, cached_blocks):
             raise AssertionError(f"there are not enough blocks for request {request.request_id}")
-        if self.states is not None:
-            num_cached = len(cached_blocks)
-            self.states.allocate(request, request.block_hashes[num_cached - 1] if num_cached else None)
-        if self.windows is not None:
-            self.windows.allocate(request, request.block_hashes[: len(cached_blocks)])
+        if self.groups is not None:
+            self.groups.allocate(request, request.block_hashes[: len(cached_blocks)])
         self.pool.hold(cached_blocks)
         fresh = self.pool.allocate(self.num_blocks_for(request.num_tokens) - len(cached_blocks))
         if fresh is None:
@@ -207,9 +181,11 @@ class KVCacheManager:
             self.prefix_cache_queries += len(request.token_ids)
             self.prefix_cache_hits += request.num_computed_tokens
 
-    def snapshots(self, request: Request, start: int, end: int) -> list[tuple[int, int]]:
-        """The snapshots of its state to make while a request computes its tokens from `start` to `end`."""
-        return [] if self.states is None or not self._shares(request) else self.states.snapshots(request, start, end)
+    def advance(self, request: Request, num_tokens: int, num_drafts: int) -> tuple[list[int], list[tuple[int, int]]]:
+        """See `LayerGroups.advance`; empty for a model without such layers."""
+        if self.groups is None:
+            return [], []
+        return self.groups.advance(request, num_tokens, num_drafts, makes_snapshots=self._shares(request))
 
     def num_missing_blocks(self, request: Request) -> int:
         """How many more blocks a running request needs for its newest tokens."""
@@ -252,13 +228,10 @@ class KVCacheManager:
                 is_new = self.pool.cache(request.block_ids[index], request.block_hashes[index])
                 if is_new and self.pool.records_events:
                     self._note_stored(request, index)
-            if self.windows is not None:
-                self.windows.commit(request, first_full, last_full)
-            if self.states is not None:
-                self.states.commit(request)
+        if self.groups is not None:
+            self.groups.commit(request, first_full, last_full if self._caching else first_full)
+        if self._caching and last_full > first_full:
             self._settle(request, first_full, last_full)
-        if self.windows is not None:
-            self.windows.settle(request)
 
     def _note_stored(self, request: Request, index: int) -> None:
         start = index * self.block_size
@@ -273,10 +246,8 @@ class KVCacheManager:
     def release(self, request: Request) -> None:
         """Release all blocks of a request. Their cached prefixes can be found until the blocks are allocated again."""
         self.pool.release(request.block_ids)
-        if self.states is not None:
-            self.states.release(request)
-        if self.windows is not None:
-            self.windows.release(request)
+        if self.groups is not None:
+            self.groups.release(request)
         self._settle(request, request.num_computed_tokens // self.block_size, len(request.block_hashes))
         request.block_ids = []
         request.num_computed_tokens = 0
@@ -285,10 +256,8 @@ class KVCacheManager:
         """Drop all cached prefixes, and give up loads from the tier. Returns how many were dropped."""
         if self.copies is not None:
             self.copies.cancel()
-        if self.states is not None:
-            self.states.pool.reset()
-        if self.windows is not None:
-            self.windows.pool.reset_cache()
+        if self.groups is not None:
+            self.groups.reset()
         return self.pool.reset_cache()
 
     def _shares(self, request: Request) -> bool:

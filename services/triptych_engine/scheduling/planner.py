@@ -172,7 +172,8 @@ class StepPlanner:
                 drafts = [] if self._step_drafter is None else self._draft(self._step_drafter, plan, request, new_blocks)
                 if new_blocks:
                     plan.output.new_block_ids[request.request_id] = new_blocks
-                self._advance_groups(plan, request, 1, len(drafts))
+                if self._kv_cache.groups is not None:
+                    self._advance_groups(plan, request, 1, len(drafts))
                 plan.put(request, 1, drafts)
             except Exception as error:
                 self._fail(plan, request, error)
@@ -227,15 +228,11 @@ class StepPlanner:
 
     def _advance_groups(self, plan: StepPlan, request: Request, num_tokens: int, num_drafts: int = 0) -> None:
         """What the step needs of the caches of layers with a window, and of recurrent ones, for a request's next tokens."""
-        if self._kv_cache.windows is None and self._kv_cache.states is None:
-            return
-        start, request_id = request.num_scheduled_tokens, request.request_id
-        if self._kv_cache.windows is not None and (
-            blocks := self._kv_cache.windows.advance(request, start, start + num_tokens + num_drafts)
-        ):
-            plan.output.new_window_block_ids[request_id] = blocks
-        if snapshots := self._kv_cache.snapshots(request, start, start + num_tokens):
-            plan.output.snapshots[request_id] = snapshots
+        blocks, snapshots = self._kv_cache.advance(request, num_tokens, num_drafts)
+        if blocks:
+            plan.output.new_window_block_ids[request.request_id] = blocks
+        if snapshots:
+            plan.output.snapshots[request.request_id] = snapshots
 
     def _offer(self, plan: StepPlan, request: Request, first: int, num_tokens: int) -> None:
         if copies := self._kv_cache.offer(request, first, request.num_scheduled_tokens + num_tokens):

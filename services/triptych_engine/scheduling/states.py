@@ -215,9 +215,8 @@ class RequestStates:
         copies = self._kv_cache.copies
         holders = [request.block_ids for request in live | self.in_flight.requests]
         self._kv_cache.pool.check_integrity([*holders, *([] if copies is None else copies.holders)])
-        for group in (self._kv_cache.states, self._kv_cache.windows):
-            if group is not None:
-                group.check_integrity(live | self.in_flight.requests)
+        if self._kv_cache.groups is not None:
+            self._kv_cache.groups.check_integrity(live | self.in_flight.requests)
         self._media.check_integrity(set(self.live))
 
 

@@ -11,12 +11,10 @@ from collections.abc import Collection, Sequence
 
 from triptych_engine.scheduling.block_pool import BlockPool
 from triptych_engine.scheduling.request import Request
+from triptych_engine.scheduling.window_blocks import KEYS_AT_ONCE, blocks_of_window
 
 #: Draft tokens that a step may compute for a decoding request: MAX_DRAFT_TOKENS of speculation/drafter.py.
 _MOST_AHEAD = 16
-#: Kernels read keys from a multiple of so many on, those before the window too, which they mask: kGroupsAtOnce of
-#: csrc/attention/attention_tile.h.
-_KEYS_AT_ONCE = 32
 
 
 class WindowCache:
@@ -31,7 +29,7 @@ class WindowCache:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, window: int, max_step_tokens: int, keys_at_once: int = _KEYS_AT_ONCE
+        self, num_blocks: int, block_size: int, window: int, max_step_tokens: int, keys_at_once: int = KEYS_AT_ONCE
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self._block_size, self._window, self._max_step_tokens = block_size, window, max_step_tokens
@@ -122,8 +120,3 @@ class WindowCache:
         for request, blocks in zip(requests, held, strict=True):
             if len(blocks) > request.window_reserved:
                 raise AssertionError(f"request {request.request_id} holds {len(blocks)} of {request.window_reserved} blocks")
-
-
-def blocks_of_window(window: int, step_tokens: int, block_size: int, keys_at_once: int = _KEYS_AT_ONCE) -> int:
-    """How many blocks the window of the first of so many tokens and these tokens take at most, wherever they begin."""
-    return -(-(window - 1 + step_tokens + keys_at_once - 1) // block_size) + 1

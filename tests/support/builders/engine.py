@@ -16,9 +16,11 @@ from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.media.item import Bidirectional, MediaTraits, Modality
 from triptych_engine.rpc.convert_media import to_prompt_media
 from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.layer_groups import LayerGroups
 from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.request import Request, SamplingParams
 from triptych_engine.scheduling.scheduler import Scheduler
+from triptych_engine.scheduling.state_cache import StateCache
 from triptych_engine.scheduling.window_cache import WindowCache
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
@@ -72,6 +74,12 @@ def a_media_request(
     return request
 
 
+def layer_groups(windows: WindowCache | None, num_states: int, block_size: int) -> LayerGroups | None:
+    """The caches of layers that keep something else than keys and values of all tokens."""
+    states = StateCache(num_states, block_size) if num_states else None
+    return None if windows is None and states is None else LayerGroups(windows, states)
+
+
 class FixedDrafter:
     """Proposes so many tokens for each request. Which of them are right is decided by the fake executor."""
 
@@ -114,8 +122,7 @@ def a_scheduler(
             enable_prefix_caching,
             tier,
             offers_prompts=offers_prompts,
-            num_states=num_states,
-            windows=windows,
+            groups=layer_groups(windows, num_states, block_size),
         ),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

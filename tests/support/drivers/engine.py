@@ -34,6 +34,8 @@ from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.scheduling.speculation.drafter import Drafter
 from triptych_engine.scheduling.window_cache import WindowCache
 
+from support.builders.engine import layer_groups
+
 #: Whether the steps of requests are computed by another process, which has a model of its own. `EngineDriver.runner` then computes
 #: only what a test asks of it.
 IN_A_WORKER = os.environ.get("TRIPTYCH_TEST_EXECUTOR") == "mp"
@@ -117,14 +119,14 @@ class EngineDriver:
     ) -> Scheduler:
         size, most = self.config.block_size, max_num_batched_tokens
         num_window_blocks = num_window_blocks or self.runner.size.num_window_blocks
+        windows = WindowCache(num_window_blocks, size, self.runner.window, most) if num_window_blocks else None
         return Scheduler(
             KVCacheManager(
                 num_blocks or self.num_blocks,
                 size,
                 caching,
                 tier,
-                num_states=self.runner.size.num_states if num_states is None else num_states,
-                windows=None if not num_window_blocks else WindowCache(num_window_blocks, size, self.runner.window, most),
+                groups=layer_groups(windows, self.runner.size.num_states if num_states is None else num_states, size),
             ),
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

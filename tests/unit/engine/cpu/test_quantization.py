@@ -34,7 +34,8 @@ from triptych_engine.runner.cpu.quantize import Quantized, quantize
 from triptych_engine.runner.fusion.layer import FusedDecoderLayer
 from triptych_engine.runner.fusion.modules import LinearPart
 from triptych_engine.runner.fusion.optimize import optimize
-from triptych_engine.runner.model.loader import LoadedModel, check_parity, load_model
+from triptych_engine.runner.model.loader import LoadedModel, load_model
+from triptych_engine.runner.model.parity import check_parity
 from triptych_engine.runner.model.precision import check_quantization
 from triptych_engine.runner.model_runner import ModelRunner
 from triptych_engine.runner.quantization.formats import Q8

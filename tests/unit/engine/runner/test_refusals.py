@@ -26,7 +26,8 @@ from transformers import (
     ViTConfig,
 )
 from triptych.errors import UnsupportedModelError
-from triptych_engine.runner.model.loader import LoadedModel, check_parity, load_model
+from triptych_engine.runner.model.loader import LoadedModel, load_model
+from triptych_engine.runner.model.parity import check_parity
 from triptych_engine.runner.model.refusals import check_supported
 
 CPU = torch.device("cpu")

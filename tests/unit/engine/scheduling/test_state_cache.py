@@ -71,7 +71,7 @@ def test_of_prompts_that_come_together_the_first_makes_the_snapshot_for_all():
 def test_a_running_answer_keeps_one_snapshot_beside_that_of_its_prompt():
     run = Run(num_states=3)
     run(a_request("first", _SYSTEM, max_tokens=40))
-    pool = run.scheduler.kv_cache.states.pool  # type: ignore[union-attr]
+    pool = run.scheduler.kv_cache.groups.states.pool  # type: ignore[union-attr]
     assert pool.num_free == 3
     assert run(a_request("again", _SYSTEM)) == [36]  # not dropped for those of the output
 

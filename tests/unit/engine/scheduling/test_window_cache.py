@@ -9,9 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builders.engine import a_request, a_scheduler
 from support.fakes.runner import FakeRunner, expected_output
+from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.layer_groups import LayerGroups
+from triptych_engine.scheduling.output import StepResult
 from triptych_engine.scheduling.request import Request
 from triptych_engine.scheduling.scheduler import Scheduler
-from triptych_engine.scheduling.window_cache import WindowCache, blocks_of_window
+from triptych_engine.scheduling.window_blocks import blocks_of_window
+from triptych_engine.scheduling.window_cache import WindowCache
 
 _PROMPT = [1 + number % 7 for number in range(60)]
 _BLOCK = 4
@@ -47,7 +51,8 @@ class Run:
 
     @property
     def windows(self) -> WindowCache:
-        windows = self.scheduler.kv_cache.windows
+        groups = self.scheduler.kv_cache.groups
+        windows = None if groups is None else groups.windows
         assert windows is not None
         return windows
 
@@ -117,3 +122,23 @@ def test_how_many_blocks_a_window_takes(window: int, step_tokens: int, blocks: i
         counted = max(counted, last // _BLOCK - first // _BLOCK + 1)
     assert counted == blocks
     assert counted <= blocks_of_window(window, step_tokens, _BLOCK, 1)
+
+
+@pytest.mark.parametrize("context", [8192, 32768])
+def test_a_long_context_holds_what_the_formula_says(context: int):
+    """A window of 512 tokens takes the same number of blocks at any length."""
+    step = 2048
+    windows = WindowCache(blocks_of_window(512, step, 16), 16, 512, step)
+    kv_cache = KVCacheManager(context // 16 + 2, 16, groups=LayerGroups(windows, None))
+    scheduler = Scheduler(kv_cache, max_num_seqs=4, max_num_batched_tokens=step, max_waiting=4, max_model_len=context + 32)
+    scheduler.add(a_request("long", [7] * context, max_tokens=20))
+    held = []
+    while scheduler.has_work:
+        output = scheduler.schedule()
+        held.append((output.num_decoding, windows.pool.num_blocks - windows.pool.num_free_blocks))
+        sampled = {request_id: [1] for request_id in output.max_new_tokens}
+        scheduler.update_from_output(output, StepResult(token_ids=sampled))
+    assert max(number for _, number in held) <= -(-(512 + step) // 16) + 3
+    decoding = [number for num_decoding, number in held if num_decoding]
+    assert 512 // 16 <= min(decoding) <= max(decoding) <= 512 // 16 + 3
+    assert kv_cache.pool.num_free_blocks == kv_cache.pool.num_blocks
