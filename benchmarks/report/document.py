@@ -23,6 +23,7 @@ from benchmarks.report import (
     clients,
     encoder,
     gpu,
+    hybrids,
     load_memory,
     loras,
     numerics,
@@ -78,6 +79,7 @@ KINDS = {
     "load_memory": Kind(load_memory.render),
     "gpu": Kind(gpu.render),
     "loras": Kind(loras.render),
+    "hybrids": Kind(hybrids.render),
 }
 
 

@@ -171,7 +171,7 @@ def make_scheduler(
             settings.enable_prefix_caching and generates,
             tier,
             offers_prompts=settings.kv_role == "prefill",
-            groups=_layer_groups(loaded),
+            groups=_layer_groups(loaded, num_steps=2 if schedules_ahead(settings, loaded) else 1),
         ),
         max_num_seqs=min(settings.max_num_seqs, loaded.num_states or settings.max_num_seqs),
         max_num_batched_tokens=loaded.max_num_batched_tokens,
@@ -184,13 +184,18 @@ def make_scheduler(
     )
 
 
-def _layer_groups(loaded: ExecutorInfo) -> LayerGroups | None:
-    """The caches of layers that do not keep keys and values of all tokens; None for a model without them."""
+def _layer_groups(loaded: ExecutorInfo, num_steps: int) -> LayerGroups | None:
+    """The caches of layers that do not keep keys and values of all tokens; None for a model without them.
+
+    Args:
+        num_steps: that may be in flight.
+    """
     if not loaded.num_states and not loaded.num_window_blocks:
         return None
     windows = None
     if loaded.num_window_blocks:
-        windows = WindowCache(loaded.num_window_blocks, loaded.block_size, loaded.window, loaded.max_num_batched_tokens)
+        step_tokens = num_steps * loaded.max_num_batched_tokens
+        windows = WindowCache(loaded.num_window_blocks, loaded.block_size, loaded.window, step_tokens)
     return LayerGroups(windows, StateCache(loaded.num_states, loaded.block_size) if loaded.num_states else None)
 
 

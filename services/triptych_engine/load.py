@@ -87,7 +87,7 @@ def load_of(scheduler: Scheduler, progress: StepProgress, arrivals: Arrivals) ->
         num_running=scheduler.num_running,
         num_waiting=scheduler.num_waiting,
         num_blocks=pool.num_blocks,
-        num_free_blocks=pool.num_free_blocks,
+        num_free_blocks=kv_cache.num_free_blocks,
         block_size=kv_cache.block_size,
         prefix_cache_queries=kv_cache.prefix_cache_queries,
         prefix_cache_hits=kv_cache.prefix_cache_hits,

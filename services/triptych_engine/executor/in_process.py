@@ -17,6 +17,7 @@ from triptych_engine.runner.builder import build_encoder_runner, build_runner
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.encoder_runner import EncoderRunner
 from triptych_engine.runner.launched_step import LaunchedStep, ModelOutput
+from triptych_engine.runner.memory import known_size
 from triptych_engine.runner.model_runner import ModelRunner
 from triptych_engine.runner.verdict_file import VerdictFile
 from triptych_engine.runner.verdicts import Verdicts
@@ -46,7 +47,7 @@ class InProcessExecutor:
         self._verdicts = Verdicts() if verdicts is None else verdicts
         self._keeps_verdicts = keeps_verdicts and config.device.type == "cpu"
         if isinstance(runner, ModelRunner):
-            self._verdicts.of("cache size", lambda: runner.size)
+            known_size(runner.size, self._verdicts)
         self._outputs: dict[int, ModelOutput] = {}  # step_id -> output of a step that is not sampled yet
         self._launched: dict[int, LaunchedStep] = {}  # step_id -> a step whose sampling was launched
 

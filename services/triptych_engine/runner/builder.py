@@ -38,7 +38,7 @@ from triptych_engine.runner.load_checks import (
 )
 from triptych_engine.runner.lora.enable import enable_lora
 from triptych_engine.runner.media_inputs import MediaInputs
-from triptych_engine.runner.memory import CacheBytes, CacheSize, measured_kv_cache_bytes
+from triptych_engine.runner.memory import CacheBytes, CacheSize, known_size, measured_kv_cache_bytes
 from triptych_engine.runner.model.loader import LoadedModel, load_model
 from triptych_engine.runner.model.media_traits import media_traits
 from triptych_engine.runner.model.parity import check_parity
@@ -172,7 +172,7 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts, g
         backend=backend,
         kernels=kernels,
         cache_dtype=cache_dtype,
-        size=verdicts.of("cache size", lambda: _cache_size(config, model, backend, cache_dtype)),
+        size=_cache_size(config, model, backend, cache_dtype, verdicts),
         media=MediaInputs(model.model, model.num_position_axes) if isinstance(traits, MediaTraits) else None,
         media_traits=traits,
         recorder=recorder,
@@ -216,24 +216,34 @@ def _trial(config: RunnerConfig, model: LoadedModel) -> tuple[torch.Tensor, torc
     return probe, model.position_ids(spread.to(probe.device))
 
 
-def _cache_size(config: RunnerConfig, model: LoadedModel, backend: AttentionBackend, cache_dtype: torch.dtype) -> CacheSize:
-    """How much of the cache fits in the configured memory. Raises StartupError if the checks at start need more."""
+def _cache_size(
+    config: RunnerConfig, model: LoadedModel, backend: AttentionBackend, cache_dtype: torch.dtype, verdicts: Verdicts
+) -> CacheSize:
+    """How much of the cache fits in the configured memory. Ranks agree on each number, because theirs may differ.
+
+    Raises:
+        StartupError: the checks at start need more.
+    """
     parts = _cache_bytes(config, model, backend, cache_dtype)
-    size = measured_kv_cache_bytes(config, parts.most(config)) if config.kv_cache_bytes is None else config.kv_cache_bytes
-    cache = parts.divide(config, size)
-    if parts.window_block and cache.num_window_blocks < parts.least_window_blocks(config):
-        parts = replace(parts, block=parts.block + parts.window_block, window_block=0)  # too little to divide
-        cache = parts.divide(config, size)
-    if cache.num_blocks < num_probe_blocks(config) or (parts.state and not cache.num_states):
+    divided = parts.divide(config, _cache_memory(config, parts))
+    if not verdicts.of(("cache", "is divided"), lambda: divided.num_window_blocks > 0):
+        parts = parts.joined()
+    size = _cache_memory(config, parts)
+    own = parts.divide(config, size)
+    if own.num_blocks < num_probe_blocks(config) or (parts.state and not own.num_states):
         what = (
             "a KV cache of" if config.kv_cache_bytes is not None else "too little memory is left beside the weights: a KV cache of"
         )
         raise StartupError(
-            f"{what} {size} bytes holds {cache.num_blocks} blocks of {parts.block} bytes"
-            + (f" and {cache.num_states} recurrent states of {parts.state}" if parts.state else "")
+            f"{what} {size} bytes holds {own.num_blocks} blocks of {parts.block} bytes"
+            + (f" and {own.num_states} recurrent states of {parts.state}" if parts.state else "")
             + f"; at least {num_probe_blocks(config)}{' and 1' if parts.state else ''} are needed (--kv-cache-memory)"
         )
-    return cache
+    return known_size(own, verdicts)
+
+
+def _cache_memory(config: RunnerConfig, parts: CacheBytes) -> int:
+    return measured_kv_cache_bytes(config, parts.most(config)) if config.kv_cache_bytes is None else config.kv_cache_bytes
 
 
 def _cache_bytes(config: RunnerConfig, model: LoadedModel, backend: AttentionBackend, cache_dtype: torch.dtype) -> CacheBytes:

@@ -60,7 +60,8 @@ def check_media(runner: ModelRunner, parts: RunnerParts) -> str | None:
 
 def invariance_tokens(runner: ModelRunner) -> int:
     """Length of the prompt on which batch invariance is checked: as many as the cache has room for."""
-    return min(_INVARIANCE_TOKENS, runner.config.max_model_len, runner.num_blocks * runner.config.block_size)
+    num_blocks = min(runner.num_blocks, runner.size.num_window_blocks or runner.num_blocks)
+    return min(_INVARIANCE_TOKENS, runner.config.max_model_len, num_blocks * runner.config.block_size)
 
 
 def check_batch_invariance(runner: ModelRunner) -> None:

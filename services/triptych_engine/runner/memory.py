@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from triptych_common.host.gpus import GPU_UTILIZATION
 from triptych_common.host.memory import private_memory
 
 from triptych_engine.runner.config import RunnerConfig
+from triptych_engine.runner.verdicts import Verdicts
 from triptych_engine.scheduling.window_blocks import blocks_of_window
 
 #: Room for a step's intermediate results on a CPU.
@@ -39,6 +42,12 @@ class CacheSize:
     num_states: int = 0
     #: Blocks of layers with a window, if these have blocks of their own.
     num_window_blocks: int = 0
+
+
+def known_size(size: CacheSize, verdicts: Verdicts) -> CacheSize:
+    """The size that was found before, or this one. Ranks take the smallest of each number."""
+    numbers = dataclasses.asdict(size)
+    return CacheSize(**{name: verdicts.of(("cache", name), partial(int, number)) for name, number in numbers.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +83,30 @@ class CacheBytes:
         num_window_blocks = 0
         if self.window_block:
             num_window_blocks = min(self._most_window_blocks(config), 3 * left // (4 * (self.block + self.window_block)))
+            if num_window_blocks < self.least_window_blocks(config):
+                return self.joined().divide(config, size)
         return CacheSize((left - num_window_blocks * self.window_block) // self.block, num_states, num_window_blocks)
 
+    def joined(self) -> CacheBytes:
+        """The same with common blocks for all layers."""
+        return dataclasses.replace(self, block=self.block + self.window_block, window_block=0)
+
     def _most_window_blocks(self, config: RunnerConfig) -> int:
-        """Of use: the windows of all sequences, as many of earlier ones, and the longest step."""
+        """Of use: the windows of all sequences, as many of earlier ones, and the longest steps."""
         each = blocks_of_window(self.window, 1, config.block_size)
         return 2 * config.max_num_seqs * each + self.least_window_blocks(config)
 
     def least_window_blocks(self, config: RunnerConfig) -> int:
-        """With fewer, a prompt might not fit."""
-        return blocks_of_window(self.window, config.max_num_batched_tokens, config.block_size)
+        """For the longest prompt that two steps at once compute, and some sequences beside it: with fewer these would wait."""
+        most_tokens = min(2 * config.max_num_batched_tokens, config.max_model_len)
+        longest = blocks_of_window(self.window, most_tokens, config.block_size)
+        return longest + min(config.max_num_seqs, _LEAST_WINDOWS) * blocks_of_window(self.window, 1, config.block_size)
 
 
 #: Slots for states that are of use, for each sequence that may run: its own, and snapshots of what it and earlier ones had.
 _STATES_PER_SEQUENCE = 4
+#: Layers with a window have blocks of their own only where so many sequences have room for theirs.
+_LEAST_WINDOWS = 16
 
 
 def measured_kv_cache_bytes(config: RunnerConfig, most: int) -> int:

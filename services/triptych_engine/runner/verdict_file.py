@@ -73,7 +73,7 @@ class VerdictFile:
 
     def write(self, verdicts: Verdicts) -> None:
         """Keep the answers of a model that has passed all checks, with its media: these may be refused for want of memory."""
-        answers = [[question, _packed(question, answer)] for question, answer in verdicts if question != "cache size"]
+        answers = [[question, _packed(question, answer)] for question, answer in verdicts if not _is_size(question)]
         if any(question == "media" and answer is not None for question, answer in answers) or self._current_state() != self._state:
             return
         try:
@@ -136,6 +136,10 @@ def _processor() -> list[str]:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+
+
+def _is_size(question: Any) -> bool:
+    return isinstance(question, tuple) and question[0] == "cache"
 
 
 def _hashable(question: Any) -> Any:

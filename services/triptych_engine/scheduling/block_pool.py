@@ -67,6 +67,10 @@ class BlockPool:
     def num_free_blocks(self) -> int:
         return len(self._free)
 
+    def __contains__(self, block_hash: bytes) -> bool:
+        """Whether a block holds this prefix."""
+        return block_hash in self._block_of
+
     def find_prefix(self, hashes: Iterable[bytes]) -> list[int]:
         """The blocks that hold the longest cached prefix of a hash chain. Changes nothing."""
         blocks = []

@@ -54,6 +54,14 @@ class KVCacheManager:
         """Length of the longest sequence that fits when no other sequence holds blocks."""
         return self.pool.num_blocks * self.block_size
 
+    @property
+    def num_free_blocks(self) -> int:
+        """How full it is, for those who send requests: free blocks, or fewer if the blocks of windows are more nearly used up."""
+        free, windows = self.pool.num_free_blocks, None if self.groups is None else self.groups.windows
+        if windows is None:
+            return free
+        return min(free, self.pool.num_blocks * (windows.pool.num_blocks - windows.num_reserved) // windows.pool.num_blocks)
+
     def check(self, request: Request) -> None:
         """Raise NeverFitsError for a request that would not fit even alone."""
         # The last output token is never an input, so its keys and values are never stored.
@@ -93,12 +101,13 @@ class KVCacheManager:
         if not self._computing or not self._shares(request):
             return None
         awaited = None
-        # Groups of layers may shorten what is cached, but nobody computes that now. Its last token is always its own.
-        num_cached = len(cached_blocks) if self.groups is None else len(self.pool.find_prefix(request.block_hashes))
-        for block_hash in request.block_hashes[num_cached : (request.num_tokens - 1) // self.block_size]:
-            if self._computing.get(block_hash, request.priority + 1) > request.priority:
+        # Its last token is always its own.
+        for block_hash in request.block_hashes[len(cached_blocks) : (request.num_tokens - 1) // self.block_size]:
+            if self._computing.get(block_hash, request.priority + 1) <= request.priority:
+                awaited = block_hash
+            # What groups of layers have shortened is there for the others.
+            elif self.groups is None or block_hash in self._computing or block_hash not in self.pool:
                 break
-            awaited = block_hash
         return awaited
 
     def num_offloaded(self, request: Request, cached_blocks: list[int]) -> int:
@@ -153,6 +162,11 @@ class KVCacheManager:
     def has_room(self, request: Request, num_blocks: int) -> bool:
         """Whether a request that takes this many free blocks can be admitted."""
         return num_blocks <= self.pool.num_free_blocks and (self.groups is None or self.groups.has_room(request))
+
+    def has_room_for_both(self, first: Request, other: Request) -> bool:
+        """Whether two waiting requests can be admitted, of which nothing is cached."""
+        num_blocks = self.num_blocks_for(first.num_tokens) + self.num_blocks_for(other.num_tokens)
+        return num_blocks <= self.pool.num_free_blocks and (self.groups is None or self.groups.has_room(first, other))
 
     def num_free_blocks_for(self, request: Request, cached_blocks: list[int]) -> int:
         """How many free blocks a request takes that holds none."""

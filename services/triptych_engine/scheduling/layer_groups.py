@@ -27,9 +27,10 @@ class LayerGroups:
                 hashes = hashes[: self.states.num_usable(hashes)]
         return number
 
-    def has_room(self, request: Request) -> bool:
-        """Whether a request can be admitted."""
-        return (self.states is None or self.states.pool.num_free > 0) and (self.windows is None or self.windows.has_room(request))
+    def has_room(self, *requests: Request) -> bool:
+        """Whether all of these can be admitted."""
+        has_states = self.states is None or self.states.pool.num_free >= len(requests)
+        return has_states and (self.windows is None or self.windows.has_room(*requests))
 
     def add(self, request: Request, hashes: Sequence[bytes], num_cached: int) -> None:
         """A request comes. hashes: of its blocks; num_cached: how many of them, from the first on, are in the KV cache."""

@@ -175,8 +175,7 @@ class PromptPolicy:
         if shortest is None or shortest is first:
             return first
         # The first in the queue may be waiting for blocks. The shortest overtakes it only if there are blocks for both.
-        num_blocks = sum(self._kv_cache.num_blocks_for(request.num_tokens) for request in (first, shortest))
-        return shortest if num_blocks <= self._kv_cache.pool.num_free_blocks else first
+        return shortest if self._kv_cache.has_room_for_both(first, shortest) else first
 
     def _compute(self, plan: StepPlan, request: Request) -> list[Decision]:
         try:

@@ -148,10 +148,11 @@ class Request:
     block_ids: list[int] = field(default_factory=list)
     #: Chained hash of each full block of tokens, as far as computed.
     block_hashes: list[bytes] = field(default_factory=list)
-    #: The same for layers with a window, without those behind it (-1), of which the first that is held is counted; and how many of
-    #: them are reserved: see WindowCache.
+    #: The same for layers with a window; -1 for blocks behind it. See WindowCache.
     window_block_ids: list[int] = field(default_factory=list)
+    #: Index of the first of them that is held.
     first_window_block: int = 0
+    #: How many are reserved.
     window_reserved: int = 0
     #: Slot of its recurrent state, and that of the snapshot with which the state begins: see StateCache.
     state_slot: int | None = None

@@ -5,8 +5,8 @@ A request is in one state at a time, and each state has its container and its re
     state     container       holds
     waiting   waiting queue   no KV blocks
     parked    parked          no KV blocks; it waits for embeddings, or for blocks that another request computes
-    running   running list    KV blocks and recurrent state, one of max_num_seqs, a row in the executor
-    finished  none            KV blocks, for as long as a step in flight writes to them
+    running   running list    KV blocks, those of windows, a recurrent state, one of max_num_seqs, a row in the executor
+    finished  none            the first three, for as long as a step in flight writes to them
 
 The transitions below are the only way to change a state. Each one moves the request between containers and releases what the
 request no longer needs. All other parts of the scheduler only decide which transition comes next.
@@ -144,6 +144,7 @@ class RequestStates:
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Any live state -> finished. Its blocks are released when no step in flight writes to them any more."""
         self._check(request, "finish")
+        self._kv_cache.finish(request)  # before its blocks are released
         if request.status is _WAITING:
             self.waiting.remove(request.request_id)
         elif request.status is _PARKED:
@@ -153,7 +154,6 @@ class RequestStates:
         if request.media.items:
             self._media.forget(request)
         del self.live[request.request_id]
-        self._kv_cache.finish(request)
         self.suspects.discard(request)
         request.status = _FINISHED
         request.finish_reason = reason

@@ -60,8 +60,8 @@ class TenantReserve:
         own = sum(len(one.block_ids) for one in states.running if one.tenant == held.tenant)
         if own > self._num_blocks:
             return True
-        later = sum(len(one.block_ids) for one in states.running if one.tenant != held.tenant and one.arrival > held.arrival)
-        return later + num_blocks <= self._num_blocks
+        later = [one for one in states.running if one.tenant != held.tenant and one.arrival > held.arrival]
+        return sum(len(one.block_ids) for one in later) + num_blocks <= self._num_blocks and self._leave_windows(later)
 
     def may_be_passed(self, request: Request) -> bool:
         """Whether other tenants' requests may be admitted before one that has to wait.
@@ -69,7 +69,16 @@ class TenantReserve:
         One that needs nearly all blocks would wait forever, if others always held some.
         """
         num_blocks = self._kv_cache.num_blocks_for(request.num_tokens)
-        return self._states.waiting.has_several_tenants and num_blocks + 2 * self._num_blocks <= self._kv_cache.pool.num_blocks
+        fits = num_blocks + 2 * self._num_blocks <= self._kv_cache.pool.num_blocks
+        windows = None if self._kv_cache.groups is None else self._kv_cache.groups.windows
+        if windows is not None:
+            fits = fits and windows.most_blocks(request) * _PART <= (_PART - 2) * windows.pool.num_blocks
+        return self._states.waiting.has_several_tenants and fits
+
+    def _leave_windows(self, later: Collection[Request]) -> bool:
+        """Whether these requests have reserved less than the reserve of the blocks of windows."""
+        windows = None if self._kv_cache.groups is None else self._kv_cache.groups.windows
+        return windows is None or sum(one.window_reserved for one in later) * _PART < windows.pool.num_blocks
 
     def victims(self) -> list[Request]:
         """The running requests to preempt, in order: of those with the lowest priority, those of one tenant, the newest first.

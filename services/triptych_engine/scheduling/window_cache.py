@@ -21,10 +21,10 @@ class WindowCache:
     """The window blocks of requests. `KVCacheManager` owns it.
 
     Args:
-        num_blocks: as `min_window_blocks` says, or more.
+        num_blocks: enough for one request, see `blocks_of_window`.
         block_size: tokens per block.
         window: number of tokens that a token attends to, including itself.
-        max_step_tokens: most tokens that a step computes of one request.
+        max_step_tokens: most tokens that the steps in flight compute of one request.
         keys_at_once: keys are read from a multiple of so many on.
     """
 
@@ -38,15 +38,18 @@ class WindowCache:
 
     def num_usable(self, hashes: Sequence[bytes]) -> int:
         """How many blocks of a cached prefix can be used: the window of the token behind them must be here."""
-        for number in range(len(hashes), 0, -1):
+        number = len(hashes)
+        while number:
             first = self._first_block(number * self._block_size)
-            if len(self.pool.find_prefix(hashes[first:number])) == number - first:
-                return number
-        return 0
+            num_found = len(self.pool.find_prefix(hashes[first:number]))
+            if num_found == number - first:
+                break
+            number = first + num_found  # what is longer needs the block that is missing
+        return number
 
-    def has_room(self, request: Request) -> bool:
-        """Whether a request can be admitted."""
-        return self.num_reserved + self._most_blocks(request) <= self.pool.num_blocks
+    def has_room(self, *requests: Request) -> bool:
+        """Whether all of these can be admitted."""
+        return self.num_reserved + sum(map(self.most_blocks, requests)) <= self.pool.num_blocks
 
     def allocate(self, request: Request, hashes: Sequence[bytes]) -> None:
         """Reserve blocks for a request, for which there must be room, and let it hold those of its cached prefix.
@@ -54,7 +57,7 @@ class WindowCache:
         Args:
             hashes: of the blocks of the prefix.
         """
-        request.window_reserved = self._most_blocks(request)
+        request.window_reserved = self.most_blocks(request)
         self.num_reserved += request.window_reserved
         first = self._first_block(len(hashes) * self._block_size)
         found = self.pool.find_prefix(hashes[first:])
@@ -64,7 +67,8 @@ class WindowCache:
 
     def advance(self, request: Request, start: int, end: int) -> list[int]:
         """Let a request hold the blocks to compute its tokens from `start` to `end`, and no earlier ones. Returns the new ones."""
-        self._release(request, self._first_block(start))
+        # Steps in flight may still compute what is before; it is cached first.
+        self._release(request, self._first_block(min(start, request.num_computed_tokens)))
         blocks = request.window_block_ids
         fresh = self.pool.allocate(max(0, -(-end // self._block_size) - len(blocks)))
         if fresh is None:
@@ -81,7 +85,7 @@ class WindowCache:
         """A request has computed tokens: it may need fewer blocks from now on. Steps in flight still read those that are released,
         but whoever gets these writes to them in a later step."""
         self._release(request, self._first_block(request.num_scheduled_tokens))
-        if request.window_reserved > (most := self._most_blocks(request)):
+        if request.window_reserved > (most := self.most_blocks(request)):
             self.num_reserved -= request.window_reserved - most
             request.window_reserved = most
 
@@ -104,7 +108,7 @@ class WindowCache:
         first = max(0, position - self._window + 1)
         return first // self._keys_at_once * self._keys_at_once // self._block_size
 
-    def _most_blocks(self, request: Request) -> int:
+    def most_blocks(self, request: Request) -> int:
         """How many blocks a request holds at most at once, from now on."""
         num_left = request.num_tokens - request.num_computed_tokens
         at_once = min(self._max_step_tokens, max(num_left, 1 + _MOST_AHEAD))

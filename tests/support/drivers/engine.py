@@ -92,7 +92,7 @@ class EngineDriver:
             lora_dir=lora_dir, host_memory=host_memory,
         )  # fmt: skip
         self.runner = build_runner(self.config)
-        self.num_blocks = num_blocks
+        self.num_blocks, self.cache_size, self._window = num_blocks, self.runner.size, self.runner.window
         self.runner.num_blocks = num_blocks
         self.runner.allocate_cache()
         self.executor = self._in_a_worker() if IN_A_WORKER else InProcessExecutor(self.config, self.runner)
@@ -118,15 +118,15 @@ class EngineDriver:
         tier: HostTier | None = None,
     ) -> Scheduler:
         size, most = self.config.block_size, max_num_batched_tokens
-        num_window_blocks = num_window_blocks or self.runner.size.num_window_blocks
-        windows = WindowCache(num_window_blocks, size, self.runner.window, most) if num_window_blocks else None
+        num_window_blocks = num_window_blocks or self.cache_size.num_window_blocks
+        windows = WindowCache(num_window_blocks, size, self._window, 2 * most) if num_window_blocks else None
         return Scheduler(
             KVCacheManager(
                 num_blocks or self.num_blocks,
                 size,
                 caching,
                 tier,
-                groups=layer_groups(windows, self.runner.size.num_states if num_states is None else num_states, size),
+                groups=layer_groups(windows, self.cache_size.num_states if num_states is None else num_states, size),
             ),
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

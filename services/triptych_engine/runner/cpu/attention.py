@@ -83,7 +83,7 @@ class CpuAttention:
         self._metadata = metadata
         self._tiles: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._key_end = metadata.positions + np.int32(1) if metadata.key_end is None else metadata.key_end
-        window = metadata.window_slots, metadata.window_block_table
+        window = (metadata.window_slots, metadata.window_block_table) if self._windowed else (None, None)
         self._window_tables = tuple(None if array is None else array.ctypes.data for array in window)
         self._tables = metadata.slots.ctypes.data, metadata.block_table.ctypes.data
         self._args = KernelArgs(

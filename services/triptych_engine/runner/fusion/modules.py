@@ -85,4 +85,4 @@ class FusedGatedRMSNorm(nn.Module):
         self.scale, self.eps, self._compute = weight.float().contiguous(), eps, compute
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        return self._compute(x, gate, self.scale, self.eps)
+        return self._compute(x, gate.to(x.dtype), self.scale, self.eps)
