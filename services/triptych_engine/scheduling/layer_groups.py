@@ -59,7 +59,7 @@ class LayerGroups:
         """What a step needs to compute a request's next tokens: new blocks of the window, and the snapshots to make."""
         start = request.num_scheduled_tokens
         end = start + num_tokens
-        blocks = [] if self.windows is None else self.windows.advance(request, start, end + num_drafts)
+        blocks = [] if self.windows is None else self.windows.advance(request, end + num_drafts)
         snapshots = self.states.snapshots(request, start, end) if self.states is not None and makes_snapshots else []
         return blocks, snapshots
 

@@ -65,15 +65,12 @@ class WindowCache:
         request.window_block_ids = [-1] * first + found
         request.first_window_block = first
 
-    def advance(self, request: Request, start: int, end: int) -> list[int]:
-        """Let a request hold the blocks to compute its tokens from `start` to `end`, and no earlier ones. Returns the new ones."""
-        # Steps in flight may still compute what is before; it is cached first.
-        self._release(request, self._first_block(min(start, request.num_computed_tokens)))
-        blocks = request.window_block_ids
-        fresh = self.pool.allocate(max(0, -(-end // self._block_size) - len(blocks)))
+    def advance(self, request: Request, end: int) -> list[int]:
+        """Let a request hold the blocks to compute its tokens up to `end`. Returns the new ones."""
+        fresh = self.pool.allocate(max(0, -(-end // self._block_size) - len(request.window_block_ids)))
         if fresh is None:
             raise AssertionError(f"blocks that were reserved for request {request.request_id} are not free")
-        blocks += fresh
+        request.window_block_ids += fresh
         return fresh
 
     def commit(self, request: Request, first_full: int, last_full: int) -> None:
@@ -82,9 +79,8 @@ class WindowCache:
             self.pool.cache(request.window_block_ids[index], request.block_hashes[index])
 
     def settle(self, request: Request) -> None:
-        """A request has computed tokens: it may need fewer blocks from now on. Steps in flight still read those that are released,
-        but whoever gets these writes to them in a later step."""
-        self._release(request, self._first_block(request.num_scheduled_tokens))
+        """A request has computed tokens. Release what is behind the window of those that come next."""
+        self._release(request, self._first_block(request.num_computed_tokens))
         if request.window_reserved > (most := self.most_blocks(request)):
             self.num_reserved -= request.window_reserved - most
             request.window_reserved = most

@@ -113,8 +113,11 @@ def a_scheduler(
     num_states: int = 0,
     num_window_blocks: int = 0,
     window: int = 8,
+    num_steps: int = 1,
 ) -> Scheduler:
-    windows = WindowCache(num_window_blocks, block_size, window, max_num_batched_tokens, 1) if num_window_blocks else None
+    """num_steps: how many may be in flight."""
+    most = num_steps * max_num_batched_tokens
+    windows = WindowCache(num_window_blocks, block_size, window, most, 1) if num_window_blocks else None
     return Scheduler(
         KVCacheManager(
             num_blocks,

@@ -82,6 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_states=0 if num_drafts or num_slots else num_states,
             num_window_blocks=0 if num_slots else num_window_blocks,
             window=window,
+            num_steps=64,  # they stall
             offers_prompts=offers_prompts,
             # About two prompt tokens beside each one that decodes.
             pacer=StepPacer(StepCosts(1.0, 1.0, 0.5), max_step_s=8.0, min_prompt_tokens=2) if paced else None,
