@@ -39,7 +39,7 @@ class StateCache:
         return next((number for number in range(len(hashes), 0, -1) if hashes[number - 1] in self.pool), 0)
 
     def add(self, request: Request, hashes: Sequence[bytes], num_cached: int) -> None:
-        """A request comes. Where it parts from others, the next one that gets there makes a snapshot.
+        """A request comes. Where it branches off others, the next one that gets there makes a snapshot.
 
         Args:
             hashes: of its blocks.
