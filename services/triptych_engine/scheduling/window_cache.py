@@ -2,7 +2,7 @@
 
 A request holds the blocks of its window and of the tokens that a step computes. Those behind the window are released, and can be
 found by their hashes until they are allocated again. When it is admitted, a request reserves as many blocks as it can ever hold at
-once, so that it never waits for one while it runs. (vLLM has one pool for all groups, and no reservations.)
+once, so that it never waits for one while it runs.
 """
 
 from __future__ import annotations
