@@ -225,10 +225,10 @@ def _cache_size(
         StartupError: the checks at start need more.
     """
     parts = _cache_bytes(config, model, backend, cache_dtype)
-    divided = parts.divide(config, _cache_memory(config, parts))
-    if not verdicts.of(("cache", "is divided"), lambda: divided.num_window_blocks > 0):
-        parts = parts.joined()
     size = _cache_memory(config, parts)
+    if not verdicts.of(("cache", "is divided"), lambda: parts.divide(config, size).num_window_blocks > 0) and parts.window_block:
+        parts = parts.joined()
+        size = _cache_memory(config, parts)
     own = parts.divide(config, size)
     if own.num_blocks < num_probe_blocks(config) or (parts.state and not own.num_states):
         what = (

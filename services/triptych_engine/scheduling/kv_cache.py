@@ -235,16 +235,16 @@ class KVCacheManager:
         """Record that tokens were computed. Blocks that are now full can be shared from now on."""
         first_full = request.num_computed_tokens // self.block_size
         request.num_computed_tokens += num_newly_computed
-        last_full = request.num_computed_tokens // self.block_size
-        if self._caching and last_full > first_full:
+        last_full = request.num_computed_tokens // self.block_size if self._caching else first_full
+        if last_full > first_full:
             self._extend_hashes(request)
             for index in range(first_full, last_full):
                 is_new = self.pool.cache(request.block_ids[index], request.block_hashes[index])
                 if is_new and self.pool.records_events:
                     self._note_stored(request, index)
         if self.groups is not None:
-            self.groups.commit(request, first_full, last_full if self._caching else first_full)
-        if self._caching and last_full > first_full:
+            self.groups.commit(request, first_full, last_full)
+        if last_full > first_full:
             self._settle(request, first_full, last_full)
 
     def _note_stored(self, request: Request, index: int) -> None:

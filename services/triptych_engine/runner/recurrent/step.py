@@ -29,7 +29,11 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentStep:
-    """The sequences of a ragged batch, cut into segments where a snapshot of the state is made. The arrays are on the host."""
+    """The sequences of a ragged batch, cut into segments where a snapshot of the state is made. The arrays are on the host.
+
+    In vLLM, `first_token` is `query_start_loc`, `slots` are `state_indices`.
+    `is_fresh` is the opposite of `has_initial_states`.
+    """
 
     #: [num_sequences + 1] int32, the first segment of each sequence.
     first_segment: np.ndarray

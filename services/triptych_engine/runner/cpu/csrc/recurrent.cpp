@@ -1,8 +1,6 @@
 // The recurrences of hybrid models over a ragged batch: see runner/recurrent/ops.py, whose TorchRecurrentOps computes the same.
 
 #include <algorithm>
-#include <cmath>
-#include <vector>
 
 #include "elementwise.h"
 
@@ -54,7 +52,6 @@ using namespace triptych;
 
 constexpr float kNormEps = 1e-6f;         // as transformers' own l2norm
 constexpr int kMostWidth = 4;             // of a convolution
-constexpr int kMostColumns = 64;          // of a state that are computed at once
 constexpr int kTileFloats = 8 << 10;      // of these, a part of the first cache
 constexpr int kMostKeyDim = 512;
 constexpr int64_t kParallelElements = 1 << 14;  // with fewer it is not worth waking other threads
@@ -245,8 +242,7 @@ void recur_by(const RecurArgs& args) {
 // As many columns at once as divide the state, and fit.
 template <class T>
 void recur(const RecurArgs& args) {
-  constexpr int kMost = kMostColumns / kRegisterLanes;
-  int count = kMost < 4 ? kMost : 4;
+  int count = 4;
   while (count > 1 && (args.value_dim % (count * kRegisterLanes) || args.key_dim * count * kRegisterLanes > kTileFloats)) count /= 2;
   if (count == 4) return recur_by<T, 4>(args);
   if (count == 2) return recur_by<T, 2>(args);
