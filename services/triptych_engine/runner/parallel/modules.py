@@ -20,16 +20,14 @@ class RowParallelLinear(nn.Module):
 
     def __init__(self, linear: nn.Module, group: RankGroup, columns: tuple[int, int] | None = None) -> None:
         super().__init__()
-        self.linear, self._group, self._columns = linear, group, columns
+        self.linear, self._columns = linear, columns
+        #: The layer's output, given the rank's own. It holds no weight, so whatever packs `linear` can keep it.
+        self.sum = group.all_reduce
 
     @property
     def takes_all(self) -> bool:
         """Whether it gets the inputs of all ranks."""
         return self._columns is not None
-
-    def sum(self, partial: torch.Tensor) -> torch.Tensor:
-        """The layer's output, given the rank's own."""
-        return self._group.all_reduce(partial)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.sum(self.linear(x if self._columns is None else x[..., slice(*self._columns)]))
