@@ -162,8 +162,11 @@ def _shrink(model: PreTrainedModel, share: Share) -> None:
 def _connect(model: PreTrainedModel, share: Share, group: RankGroup) -> None:
     """Let the ranks add up and join what their shares compute."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
+    # Columns are still where the file is mapped. Those of linear layers stay there until they are packed, layer by layer: a copy of
+    # all of them would be a third of the rank's share.
     for name in share.cuts.keys() & parameters.keys():  # quantised weights are none
-        parameters[name].data = parameters[name].data.contiguous()  # columns that are still where the file is mapped
+        if name.removesuffix(".weight") not in share.summed:
+            parameters[name].data = parameters[name].data.contiguous()
     for name in parameters.keys() & set(share.biases) if group.rank else ():
         parameters[name].data = torch.zeros_like(parameters[name])
     for name, columns in share.summed.items():

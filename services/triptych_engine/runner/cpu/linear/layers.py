@@ -24,7 +24,7 @@ class OneDnnLinear(PackedLinear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, batch_invariant: bool = False) -> None:
         super().__init__(weight.shape[1], weight.shape[0])
         self._batch_invariant = batch_invariant
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_FOR_ROWS)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_FOR_ROWS)
         self._bias = bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
