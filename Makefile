@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve models-of-tests test test-long test-levels test-mp test-qemu test-slow soak test-clients test-codegen test-ecosystem test-containers test-cluster conformance coverage lint format protos protos-freeze clients-typescript clients-cpp clients-go clients-java client-python docs bench bench-report images push sbom clean
+.PHONY: help install serve models-of-tests test test-long test-levels test-mp test-qemu test-slow soak test-clients test-codegen test-ecosystem test-containers test-cluster conformance coverage lint format protos protos-freeze clients-typescript clients-cpp clients-go clients-java client-python docs bench bench-report release test-release version images push sbom clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -20,6 +20,8 @@ LANGUAGE ?=
 CONTAINER ?= docker
 BUILD_ARGS ?=
 TAG ?= latest
+# For `make version`.
+VERSION ?=
 # Registry and path in front of the images' names, for `make push`.
 REGISTRY ?=
 # For `make test-cluster`: the directory with kube-apiserver, kube-controller-manager and etcd, and the one with the definitions of
@@ -144,6 +146,7 @@ lint: $(VENV)/.dev ## Check style, types, who imports whom, contracts, generated
 	$(BIN)/python -m tools.docs.openai --check
 	$(BIN)/python -m tools.dashboard --check
 	$(BIN)/python -m tools.docs.links
+	$(BIN)/python -m tools.release.version --check
 	$(BIN)/python -m tools.helm.schema --check
 	$(BIN)/python -m tools.helm.golden --check
 	$(BIN)/helm lint --strict --quiet helm/triptych
@@ -192,6 +195,15 @@ bench: $(VENV)/.dev ## Measure and write benchmarks/results (20 minutes): make b
 
 bench-report: $(VENV)/.dev ## Write tables and charts of docs/architecture/measurements.md: make bench-report [ARGS='benchmarks/results/FILE.json ...']
 	$(BIN)/python -m benchmarks.report $(ARGS)
+
+release: $(VENV)/.dev ## Make wheels with CPU kernels, the npm package, the chart and their checksums in dist/ (4 minutes); needs npm
+	$(BIN)/python -m tools.release $(ARGS)
+
+test-release: $(VENV)/.dev ## Install what `make release` made into empty environments and use it; downloads what it depends on
+	TRIPTYCH_DIST=dist $(BIN)/python -m pytest -m ecosystem tests/ecosystem/test_release.py -s $(ARGS)
+
+version: $(VENV)/.dev ## Print the version, or write it to all packages and the chart: make version [VERSION=1.2.3]
+	@$(BIN)/python -m tools.release.version $(VERSION)
 
 IMAGES := gateway frontend encoder engine fetch
 # What every image is built with: labels, and whatever BUILD_ARGS adds.

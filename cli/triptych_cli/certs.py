@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from triptych.installation import install_command
 from triptych_common.rpc.security.certificates import AUTHORITIES, CHAIN, KEY
 from triptych_common.rpc.security.roles import Role
 
@@ -21,7 +22,7 @@ try:
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("cryptography"):
         raise
-    message = "triptych certs needs cryptography, which is not installed; run: pip install 'triptych-server[certs]'"
+    message = f"triptych certs needs cryptography, which is not installed; run: {install_command('triptych-server', 'certs')}"
     raise CommandError(message) from error
 
 _HTTPS = "https"

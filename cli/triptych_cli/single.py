@@ -8,6 +8,7 @@ import sys
 from typing import Annotated, Literal
 
 import typer
+from triptych.installation import install_command
 
 from triptych_cli.errors import CommandError
 from triptych_cli.stack.service_flags import has_flag
@@ -82,5 +83,5 @@ def _run_service(name: str, args: list[str]) -> None:
         if (error.name or "").startswith("triptych_"):
             raise
         raise CommandError(
-            f"the {name} needs {error.name}, which is not installed; run: pip install 'triptych-server[{name}]'"
+            f"the {name} needs {error.name}, which is not installed; run: {install_command('triptych-server', name)}"
         ) from error

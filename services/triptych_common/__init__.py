@@ -1,3 +1,3 @@
 """What every Triptych service needs: contracts, settings, errors, servers, channels, logs."""
 
-__version__ = "0.1.0"
+from triptych import __version__ as __version__

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
+from triptych.installation import install_command
 
 from triptych_cli.api_key import read_api_key
 from triptych_cli.errors import CommandError
@@ -18,7 +19,7 @@ def batch(source: Path, output: Path, *, model: str, url: str | None, max_in_fli
         if (error.name or "").startswith("triptych"):
             raise
         raise CommandError(
-            f"batch needs {error.name}, which is not installed; run: pip install 'triptych-server[batch]'"
+            f"batch needs {error.name}, which is not installed; run: {install_command('triptych-server', 'batch')}"
         ) from error
     key = read_api_key(api_key_file)
     # Names of files are not markup.

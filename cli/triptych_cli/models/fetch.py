@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 from triptych.errors import StartupError
+from triptych.installation import install_command
 from triptych_common.model.store import (
     BUILTIN_MODELS,
     WEIGHT_PATTERNS,
@@ -244,7 +245,7 @@ def _converter(console: Console, program: str) -> Converter:
     """A conversion in a separate process. program: its module. Raises CommandError at once if a required package is missing."""
     missing = [name for name in ("torch", "transformers", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
-        raise CommandError(f"reading GGUF files needs {', '.join(missing)}; run: pip install 'triptych-server[engine]'")
+        raise CommandError(f"reading GGUF files needs {', '.join(missing)}; run: {install_command('triptych-server', 'engine')}")
 
     def convert(gguf: Path, out: Path) -> None:
         what = "converting the weights to bf16 safetensors" if program == "convert_gguf" else f"reading {gguf.name}"

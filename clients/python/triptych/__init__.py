@@ -76,7 +76,9 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("triptych"):
             raise
-        message = f"triptych.{name} needs {error.name}, which is not installed; run: pip install 'triptych[local]'"
+        from triptych.installation import install_command
+
+        message = f"triptych.{name} needs {error.name}, which is not installed; run: {install_command('triptych', 'local')}"
         raise ImportError(message, name=error.name) from error
     globals()[name] = value
     return value

@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from triptych.errors import StartupError
+from triptych.installation import install_command
 
 from triptych_common.cluster.resolver import LastKnown, Update, join
 
@@ -118,7 +119,9 @@ def configuration() -> Any:
     try:
         from lightkube import KubeConfig
     except ImportError:
-        raise StartupError("targets of Kubernetes need the package lightkube: pip install lightkube") from None
+        raise StartupError(
+            f"targets of Kubernetes need the package lightkube; run: {install_command('triptych-server', 'discovery')}"
+        ) from None
     try:
         return KubeConfig.from_env().get()
     except Exception as error:  # a file may also be no YAML, or lack what it should have

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from triptych.errors import StartupError
+from triptych.installation import install_command
 
 log = logging.getLogger(__name__)
 #: An entry that is not renewed for this time is gone, in seconds. The server counts it, so no clock of ours matters.
@@ -43,7 +44,7 @@ def registry_client(url: str) -> Any:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
     except ImportError:
-        raise StartupError("a registry needs the package redis: pip install redis") from None
+        raise StartupError(f"a registry needs the package redis; run: {install_command('triptych-server', 'discovery')}") from None
     return Redis.from_url(
         url.replace("valkey", "redis", 1),
         socket_timeout=_TIMEOUT_S,

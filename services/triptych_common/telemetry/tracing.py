@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 
 from triptych.errors import StartupError
+from triptych.installation import install_command
 
 from triptych_common.telemetry.attributes import REQUEST_ID
 from triptych_common.telemetry.logs import request_id_var
@@ -54,8 +55,8 @@ class Tracer:
         try:
             from triptych_common.telemetry.export import OtlpSink
         except ImportError as error:
-            hint = "pip install 'triptych-server[tracing]'"
-            raise StartupError(f"otlp_traces_endpoint needs packages that are not installed ({error}): {hint}") from error
+            hint = f"run: {install_command('triptych-server', 'tracing')}"
+            raise StartupError(f"otlp_traces_endpoint needs packages that are not installed ({error}); {hint}") from error
         return cls(OtlpSink(service, instance_id, endpoint), sampling_ratio)
 
     def begin(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.builders.multimodal import FAMILIES, build_checkpoint
+from triptych.installation import install_command
 from triptych_cli.errors import CommandError
 from triptych_cli.main import app
 from triptych_cli.manager.memory import Needs
@@ -67,9 +68,8 @@ def test_a_service_whose_packages_are_missing_says_what_to_install() -> None:
     program = "import sys; sys.modules['uvicorn'] = None; from triptych_cli.main import app; app()"
     done = subprocess.run([sys.executable, "-c", program, "gateway"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert (
-        done.stderr == "triptych: the gateway needs uvicorn, which is not installed; run: pip install 'triptych-server[gateway]'\n"
-    )
+    command = install_command("triptych-server", "gateway")
+    assert done.stderr == f"triptych: the gateway needs uvicorn, which is not installed; run: {command}\n"
 
 
 def test_service_flags_are_taken_out_with_their_values() -> None:

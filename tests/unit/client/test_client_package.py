@@ -11,6 +11,7 @@ import pytest
 import triptych
 from triptych import KeepAliveConfig, RetryConfig, SamplingParams, StructuredOutputsParams
 from triptych.errors import InvalidRequestError
+from triptych.installation import install_command
 from triptych.v1 import generation_pb2
 
 
@@ -90,4 +91,4 @@ def test_without_the_local_extra_llm_says_what_to_install():
     program = "import sys; sys.modules['numpy'] = None; from triptych import LLM"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     last = done.stderr.splitlines()[-1]
-    assert last == "ImportError: triptych.LLM needs numpy, which is not installed; run: pip install 'triptych[local]'"
+    assert last == f"ImportError: triptych.LLM needs numpy, which is not installed; run: {install_command('triptych', 'local')}"

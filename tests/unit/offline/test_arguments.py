@@ -97,7 +97,7 @@ def test_arguments_of_services_beside_an_address() -> None:
 
 def test_services_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(StartupError, match=r"pip install 'triptych\[local\]'"):
+    with pytest.raises(StartupError, match=r"run: pip install .*\[local\]"):
         LLM("no-model")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from triptych.errors import StartupError
+from triptych.installation import install_command
 
 #: How much of the services' output an error shows, in lines and bytes.
 _NUM_LAST_LINES, _MAX_LAST_BYTES = 20, 16 * 1024
@@ -77,7 +78,7 @@ class LocalServer:
         **options: object,
     ) -> None:
         if importlib.util.find_spec("triptych_cli") is None:
-            raise StartupError("the services are not installed in this environment; run: pip install 'triptych[local]'")
+            raise StartupError(f"the services are not installed in this environment; run: {install_command('triptych', 'local')}")
         arguments = [model, *flags({**_FREE_PORTS, **options, "log_level": log_level})]
         for service, settings in (("engine", engine), ("frontend", frontend), ("encoder", encoder), ("gateway", gateway)):
             arguments += flags(settings or {}, service)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from triptych.errors import InvalidRequestError
+from triptych.installation import install_command
 from triptych.requests.types import MediaSource
 from triptych.v1 import common_pb2
 
@@ -85,7 +86,7 @@ def _from_array(array: Any, field: str) -> Image:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError("arrays as pictures need pillow: pip install 'triptych[media]'") from error
+        raise ImportError(f"arrays as pictures need pillow; run: {install_command('triptych', 'media')}") from error
     if array.dtype != "uint8":
         raise _refused(field, f"an array of {array.dtype} is no picture; uint8 is", limit="uint8", value=array.dtype)
     if 0 in array.shape or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)):

@@ -2,8 +2,8 @@
 
 They compile in seconds, and one build works with all versions of Python and torch. OpenMP symbols stay unresolved on purpose: they
 bind to the runtime that torch has loaded, so both share one thread pool. The library is built once, for the best instruction set
-of this CPU, and kept in the cache directory. Container images contain prebuilt libraries for all instruction sets
-(`python -m triptych_engine.runner.cpu.kernel_build DIR`, found through TRIPTYCH_KERNEL_DIR).
+of this CPU, and kept in the cache directory. Released wheels and container images contain prebuilt libraries for all instruction
+sets (`python -m triptych_engine.runner.cpu.kernel_build DIR`): wheels beside this module, images in $TRIPTYCH_KERNEL_DIR.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from triptych_common.host.cpu import isas
 
 log = logging.getLogger(__name__)
 _DIGEST_BYTES = 32
-_CSRC = Path(__file__).parent / "csrc"
+_CSRC, _PREBUILT = Path(__file__).parent / "csrc", Path(__file__).parent / "prebuilt"
 _SOURCES = sorted(path for path in _CSRC.rglob("*") if path.suffix in (".cpp", ".h"))
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
 #: Flags of single files, which override the common flags.
@@ -52,9 +52,9 @@ def _file_name(isa: str, extra_flags: tuple[str, ...] = ()) -> str:
 def find(isa: str, extra_flags: tuple[str, ...] = ()) -> Path | None:
     """The library for an instruction set, prebuilt or built earlier; None if there is none. extra_flags as in `build`."""
     prebuilt = os.environ.get("TRIPTYCH_KERNEL_DIR")
-    for folder in (Path(prebuilt) if prebuilt else None, cache_dir() / "kernels"):
-        path = folder / _file_name(isa, extra_flags) if folder is not None else None
-        if path is not None and path.is_file():
+    for folder in (*([Path(prebuilt)] if prebuilt else []), _PREBUILT, cache_dir() / "kernels"):
+        path = folder / _file_name(isa, extra_flags)
+        if path.is_file():
             if _is_whole(path.read_bytes()):
                 return path
             log.warning("%s is damaged and is not used", path)

@@ -156,6 +156,6 @@ def test_the_sdk_says_nothing_more(caplog: pytest.LogCaptureFixture, fake: Any) 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "triptych_common.telemetry.export")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace.export", None)
-    with pytest.raises(StartupError, match=r"otlp_traces_endpoint needs packages .*pip install 'triptych-server\[tracing\]'"):
+    with pytest.raises(StartupError, match=r"otlp_traces_endpoint needs packages .*run: pip install .*\[tracing\]"):
         Tracer.to_collector("engine", "an-id", "http://collector:4317")
     assert Tracer.to_collector("engine", "an-id", None).begin("request", None) == (None, None)
