@@ -9,8 +9,10 @@ import typer
 from triptych_common import __version__
 from triptych_common.settings import DEFAULT_MODEL
 
+from triptych_cli.chat.app import app as chat_app
 from triptych_cli.errors import CommandError
 from triptych_cli.keys.command import app as keys_app
+from triptych_cli.models.app import app as models_app
 from triptych_cli.single import app as single_app
 from triptych_cli.stack.foreign_flags import help_text, translate
 from triptych_cli.stack.service_flags import split_service_args
@@ -39,11 +41,12 @@ class _ServeCommand(typer.core.TyperCommand):
 
 
 app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.add_typer(chat_app)
+app.add_typer(models_app)
 app.add_typer(keys_app, name="keys")
 app.add_typer(single_app)
 _LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 _LogFormat = Literal["text", "json"]
-_Model = Annotated[str, typer.Argument(help="A directory, a built-in name or a hub id (org/name).")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -160,20 +163,6 @@ def serve(
 
 
 @app.command()
-def fetch(model: _Model = DEFAULT_MODEL) -> None:
-    """Fetch a model to this machine, so that `serve` can start without a network."""
-    from rich.console import Console
-
-    from triptych_cli.models.fetch import fetch as run
-
-    console = Console(stderr=True, highlight=False)
-    path, was_there = run(model, console)
-    if was_there:
-        console.print(f"{model} is there already", soft_wrap=True)
-    typer.echo(path)
-
-
-@app.command()
 def batch(
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="A file in OpenAI's batch format, one request per line.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File of the answers. An interrupted run is continued.")],
@@ -214,38 +203,11 @@ def certs(
 
 
 @app.command()
-def chat(
-    address: Annotated[
-        str | None, typer.Option(help="host:port of the gateway's gRPC.  [default: $TRIPTYCH_ADDRESS, or 127.0.0.1:50051]")
-    ] = None,
-    model: Annotated[str, typer.Option(help="Name of the model, where several are served.")] = "",
-    system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
-    tls_dir: Annotated[
-        Path | None,
-        typer.Option(help="Directory with tls.crt, tls.key and ca.crt of the role client, for mutual TLS with a frontend."),
-    ] = None,
-    cacert: Annotated[
-        Path | None, typer.Option(help="Certificate of the authority that vouches for a gateway with HTTPS.", dir_okay=False)
-    ] = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="File with the gateway's key.  [default: $TRIPTYCH_API_KEY]", dir_okay=False)
-    ] = None,
-) -> None:
-    """Chat with a served model. Also reads lines from a pipe."""
-    from triptych_cli.chat import chat as run
+def doctor() -> None:
+    """Say what of this machine would stop Triptych or slow it down, and why. Exits with 1 if something would stop it."""
+    from triptych_cli.doctor import doctor as run
 
-    run(
-        address,
-        model=model,
-        system=system,
-        temperature=temperature,
-        max_tokens=max_tokens,
-        tls_dir=tls_dir,
-        cacert=cacert,
-        api_key_file=api_key_file,
-    )
+    raise typer.Exit(0 if run() else 1)
 
 
 @app.command()

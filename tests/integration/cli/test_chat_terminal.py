@@ -1,4 +1,4 @@
-"""`triptych chat` in a terminal: Ctrl-C stops an answer, /reset starts anew, Ctrl-D ends."""
+"""`triptych chat` in a terminal: Ctrl-C stops an answer, /reset starts anew, a turn may have several lines, Ctrl-D ends."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ async def test_a_conversation() -> None:
         await terminal.wait_for(r"error: messages\[0\] is not to my taste\s+> ")
         terminal.type("/reset\n")
         await terminal.wait_for(r"> ")
-        terminal.type("hello\n")
-        await terminal.wait_for(r"hello\s+hello \s+> ")
+        terminal.type("/what\n")
+        await terminal.wait_for(r"error: unknown command /what; /help lists all\s+> ")
+        terminal.type('"""\nhello\nyou"""\n')
+        await terminal.wait_for(r"hello you \s+.*7 \+ 11 tokens, 100 tokens/s.*\s+> ")
         terminal.type("\x04")
         assert await process.wait() == 0
     os.close(leader)
     assert frontend.turns(1) == [("user", "for ever"), ("assistant", "for ever "), ("user", "refuse me")]
-    assert frontend.turns(2) == [("user", "hello")]
+    assert frontend.turns(2) == [("user", "hello\nyou")]

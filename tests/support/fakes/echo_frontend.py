@@ -14,7 +14,8 @@ from support.grpc_server import serving
 
 
 class EchoFrontend(generation_pb2_grpc.GenerationServiceServicer):
-    """Answers each turn with the text of the last message, word by word; refuses `refuse me`; never finishes `for ever`."""
+    """Answers each turn with the text of the last message, word by word; refuses `refuse me`; never finishes `for ever`; first thinks
+    the words of a text that begins with `think`."""
 
     def __init__(self) -> None:
         self.requests: list[generation_pb2.ChatRequest] = []
@@ -29,14 +30,18 @@ class EchoFrontend(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.ChatStreamRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[generation_pb2.ChatStreamResponse]:
         self.requests.append(request.chat)
-        text = request.chat.messages[-1].content[0].text
+        text = request.chat.messages[-1].content[-1].text
         if text == "refuse me":
             raise InvalidRequestError("messages[0] is not to my taste")
         try:
+            for word in text.split() if text.startswith("think") else ():
+                yield generation_pb2.ChatStreamResponse(choices=[generation_pb2.ChoiceDelta(reasoning=f"({word})")])
             for word in text.split():
                 yield generation_pb2.ChatStreamResponse(choices=[generation_pb2.ChoiceDelta(text=f"{word} ")])
             if text == "for ever":
                 await asyncio.Event().wait()
+            usage = common_pb2.Usage(prompt_tokens=7, completion_tokens=11)
+            yield generation_pb2.ChatStreamResponse(usage=usage, timings=common_pb2.Timings(decode_s=0.1))
         finally:
             # Cancellation can happen at any of the awaits above.
             if text == "for ever":

@@ -15,7 +15,7 @@ import pytest
 from cryptography import x509
 from support.builders.frontend import frontend_bench
 from triptych.installation import install_command
-from triptych_cli.chat import chat
+from triptych_cli.chat.command import chat
 from triptych_cli.errors import CommandError
 from triptych_cli.main import app
 from triptych_cli.stack.options import ServeOptions

@@ -1,0 +1,1 @@
+"""Talking to a served model in the terminal: `triptych chat` and `triptych run`."""

@@ -1,0 +1,58 @@
+"""The models on this machine: `triptych list` and `triptych rm`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from triptych_cli.errors import CommandError
+from triptych_cli.main import app
+from triptych_cli.models.installed import InstalledModel, installed, remove
+from triptych_cli.models.prepare_gguf import GGUF_NAME
+from typer.testing import CliRunner
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with a built-in model, what was prepared for a GGUF file, and a repository of the hub."""
+    monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path))
+    builtin = tmp_path / "models" / "smollm2-135m-instruct-0.1.2"
+    prepared = tmp_path / "gguf" / "small-0123456789ab"
+    hub = tmp_path / "hub" / "models--org--name"
+    for folder in (builtin, prepared, hub / "snapshots" / "a", hub / "blobs", hub / "refs"):
+        folder.mkdir(parents=True)
+    (builtin / "model.safetensors").write_bytes(bytes(3_000_000))
+    (tmp_path / "small.gguf").write_bytes(bytes(5_000_000))
+    (prepared / GGUF_NAME).symlink_to(tmp_path / "small.gguf")
+    (hub / "blobs" / "b").write_bytes(bytes(2_000_000))
+    (hub / "snapshots" / "a" / "model.safetensors").symlink_to(hub / "blobs" / "b")
+    monkeypatch.setattr("huggingface_hub.scan_cache_dir.__defaults__", (tmp_path / "hub",))
+    return tmp_path
+
+
+def test_all_kinds_are_listed(cache: Path) -> None:
+    lines = CliRunner().invoke(app, ["list"]).output.split("\n")
+    rows = [line.split() for line in lines if line.strip()]
+    assert [row[-3:] for row in rows[1:]] == [["gguf", "0", "MB"], ["hub", "2", "MB"], ["built-in", "3", "MB"]]
+    assert {model.name for model in installed()} == {str(cache / "small.gguf"), "org/name", "smollm2-135m-instruct"}
+
+
+def test_what_is_removed_is_gone_and_the_gguf_file_stays(cache: Path) -> None:
+    result = CliRunner().invoke(app, ["rm", "org/name", str(cache / "small.gguf")])
+    assert result.exit_code == 0
+    assert "removed org/name: 2 MB" in result.output
+    assert [model.name for model in installed()] == ["smollm2-135m-instruct"]
+    assert (cache / "small.gguf").is_file()
+
+
+def test_nothing_is_removed_if_one_is_not_there(cache: Path) -> None:
+    with pytest.raises(CommandError, match="no/such is not on this machine; `triptych list` lists what is"):
+        remove(["org/name", "no/such"])
+    assert len(installed()) == 3
+
+
+def test_a_machine_without_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.scan_cache_dir.__defaults__", (tmp_path / "none",))
+    models: list[InstalledModel] = installed()
+    assert models == []
