@@ -14,8 +14,10 @@ from support.grpc_server import serving
 
 
 class EchoFrontend(generation_pb2_grpc.GenerationServiceServicer):
-    """Answers each turn with the text of the last message, word by word; refuses `refuse me`; never finishes `for ever`; first thinks
-    the words of a text that begins with `think`."""
+    """Answers each turn with the text of the last message, word by word. Three texts are special.
+
+    `refuse me` is refused, `for ever` never ends, and what begins with `think` is thought before it is said.
+    """
 
     def __init__(self) -> None:
         self.requests: list[generation_pb2.ChatRequest] = []
