@@ -54,10 +54,15 @@ class LinearPart(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)) as two products and one kernel between them. x: [..., hidden_size]."""
+    """down(silu(gate(x)) * up(x)) as two products and one kernel between them. x: [..., hidden_size].
 
-    def __init__(self, gate: nn.Module, up: nn.Module, down: nn.Module, kernels: FusedKernels) -> None:
+    Args:
+        names: of the three layers in the family.
+    """
+
+    def __init__(self, gate: nn.Module, up: nn.Module, down: nn.Module, kernels: FusedKernels, names: tuple[str, str, str]) -> None:
         super().__init__()
+        self.names = names
         #: Its two products; the first one is gate and up, concatenated.
         self.gate_up, self.down = kernels.pack(gate, up), kernels.pack(down)
         self._kernels = kernels

@@ -47,6 +47,8 @@ _SAME_INPUT = (
     ("in_proj_qkvz", "in_proj_ba"),
     ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
 )
+#: Names of the linear layers of a gated MLP: gate, up, down.
+_GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 #: Largest difference between a module and its replacement that rounding can explain, relative to the largest value.
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
@@ -160,13 +162,14 @@ def _share_products(model: nn.Module, kernels: FusedKernels) -> None:
 
 
 def _gated_mlp(module: nn.Module, module_name: str, kernels: FusedKernels, verdicts: Verdicts) -> nn.Module | None:
-    linears = _linears(module, kernels, "gate_proj", "up_proj", "down_proj")
+    names = next((names for names in _GATED if hasattr(module, names[0])), _GATED[0])
+    linears = _linears(module, kernels, *names)
     if linears is None or not type(module).__name__.endswith("MLP"):
         return None
     gate, up, down = linears
     if (gate.bias is None) != (up.bias is None):
         return None
-    fused = GatedMLP(gate, up, down, kernels)
+    fused = GatedMLP(gate, up, down, kernels, names)
 
     def computes_the_same() -> bool:
         sample = torch.randn(1, 3, gate.in_features, generator=torch.Generator().manual_seed(0))

@@ -56,9 +56,10 @@ def _parts(name: str, module: nn.Module, *, uses_kernels: bool) -> Iterator[Lora
                 first += size
     elif isinstance(module, GatedMLP):
         inner = _in_features(module.down)
-        for first, part in ((0, "gate_proj"), (inner, "up_proj")):
+        gate, up, down = module.names
+        for first, part in ((0, gate), (inner, up)):
             yield LoraTarget(f"{name}.{part}", _in_features(module.gate_up), inner, first, module.gate_up)
-        yield LoraTarget(f"{name}.down_proj", inner, _out_features(module.down), 0, module.down)
+        yield LoraTarget(f"{name}.{down}", inner, _out_features(module.down), 0, module.down)
     elif isinstance(module, LinearPart):
         first, size = module.outputs
         yield LoraTarget(name, _in_features(module.product), size, first, module.product)

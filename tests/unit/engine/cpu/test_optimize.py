@@ -12,6 +12,7 @@ from transformers import (
     GemmaConfig,
     GPT2Config,
     GraniteConfig,
+    Lfm2Config,
     Ministral3Config,
     MistralConfig,
     Olmo2Config,
@@ -28,6 +29,7 @@ from triptych_engine.runner.cpu.linear.packing import can_pack, pack
 from triptych_engine.runner.fusion.layer import FusedDecoderLayer
 from triptych_engine.runner.fusion.modules import FusedRMSNorm, GatedMLP, LinearPart
 from triptych_engine.runner.fusion.optimize import optimize
+from triptych_engine.runner.lora.targets import lora_targets
 
 
 def a_model(config) -> nn.Module:
@@ -72,6 +74,16 @@ def test_a_llama_is_replaced_throughout():
     assert {FusedDecoderLayer, FusedRMSNorm, WideHead} <= kinds(model)
     assert not {"LlamaDecoderLayer", "LlamaAttention", "LlamaMLP"} & {kind.__name__ for kind in kinds(model)}
     assert model.get_input_embeddings()(torch.tensor([1])).dtype == torch.float32
+
+
+def test_a_gated_mlp_is_known_by_either_set_of_names():
+    config = Lfm2Config(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2)
+    config.layer_types = ["conv", "full_attention"]
+    model = a_model(config)
+    optimize(model, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
+    assert GatedMLP in kinds(model)
+    targets = lora_targets(model, None, uses_kernels=False)
+    assert {f"model.layers.0.feed_forward.{name}" for name in ("w1", "w2", "w3")} <= targets.keys()
 
 
 def test_gelu_mlps_and_layer_norms_are_left_alone():
