@@ -24,6 +24,8 @@ from triptych_gateway.apis.audio import routes as audio
 from triptych_gateway.apis.chat import routes as chat
 from triptych_gateway.apis.completions import routes as completions
 from triptych_gateway.apis.messages import routes as messages
+from triptych_gateway.apis.ollama import models as ollama_models
+from triptych_gateway.apis.ollama import routes as ollama
 from triptych_gateway.apis.operations import docs, health, load, playground
 from triptych_gateway.apis.operations import models as managed_models
 from triptych_gateway.apis.pooling import routes as pooling
@@ -39,6 +41,9 @@ ROUTERS = (
     completions.router,
     responses.router,
     messages.router,
+    ollama.router,
+    ollama_models.router,
+    ollama_models.open_router,
     audio.router,
     models.router,
     tokens.router,

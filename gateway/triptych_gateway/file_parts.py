@@ -1,8 +1,8 @@
 """Files inside JSON bodies, which are cut out before the JSON is parsed.
 
 A picture of 8 MB is a base64 string of 11 MB. Parsing it as JSON would copy it three times and scan it twice, on the event loop.
-So the payloads of data: URLs, and of Anthropic's image sources, are cut out of the body as bytes. A name that the client cannot
-guess replaces each payload.
+So the payloads of data: URLs, of Anthropic's image sources, and of Ollama's lists of images, are cut out of the body as bytes. A
+name that the client cannot guess replaces each payload.
 """
 
 from __future__ import annotations
@@ -27,9 +27,18 @@ _STRINGS = rb'(?:"\w+"\s*:\s*"[^"\\]*"\s*,\s*)*'
 _BEFORE = {
     b";base64,": re.compile(rb'"(?:image|video|audio)_url"\s*:\s*(?:\{\s*' + _STRINGS + rb'"url"\s*:\s*)?"data:[^",\\]*;base64,\Z'),
     b'"data"': re.compile(rb'"source"\s*:\s*\{\s*' + _STRINGS + rb'"data"\Z'),
+    b'"images"': re.compile(rb'[{,]\s*"images"\Z'),
 }
+#: The marks of media parts and sources, and that of Ollama's requests. In others, `images` may be anything.
+MEDIA_MARKS, OLLAMA_MARKS = (b";base64,", b'"data"'), (b'"images"',)
 #: Between the mark and the payload.
-_OPENING = {b";base64,": re.compile(rb""), b'"data"': re.compile(rb'\s{0,8}:\s{0,8}"')}
+_OPENING = {
+    b";base64,": re.compile(rb""),
+    b'"data"': re.compile(rb'\s{0,8}:\s{0,8}"'),
+    b'"images"': re.compile(rb'\s{0,8}:\s{0,8}\[\s{0,8}"'),
+}
+#: Between two payloads of a list.
+_NEXT = re.compile(rb'"\s{0,8},\s{0,8}"')
 _WINDOW_BYTES = 512
 #: Most marks in one body. Looking at a mark takes microseconds, and a body of 32 MiB has space for five million.
 MAX_MARKS = 10_000
@@ -54,17 +63,18 @@ class FileParts:
     Args:
         body: the request's body. It stays in memory until the last payload is decoded.
         num_bytes: its size, if the body came in another form.
+        marks: what may stand before a payload.
 
     Raises:
         ValueError: the body has too many places that look like files. The message continues a sentence that begins with the body.
     """
 
-    def __init__(self, body: bytes | bytearray, num_bytes: int = 0) -> None:
+    def __init__(self, body: bytes | bytearray, num_bytes: int = 0, marks: tuple[bytes, ...] = MEDIA_MARKS) -> None:
         self.num_bytes = max(len(body), num_bytes)
         self._nonce = f"~{secrets.token_hex(8)}:"
         self._names = re.compile(re.escape(self._nonce.encode()) + rb"[0-9]+")
         self._payloads: dict[str, memoryview] = {}
-        self.rest = self._cut(body)
+        self.rest = self._cut(body, marks)
 
     def __len__(self) -> int:
         """The number of payloads that were not taken yet."""
@@ -100,13 +110,13 @@ class FileParts:
             text = self._names.sub(lambda name: self._payloads.pop(name[0].decode(), name[0]), text)
         return text.decode()
 
-    def _cut(self, body: bytes | bytearray) -> bytes | bytearray:
+    def _cut(self, body: bytes | bytearray, marks: tuple[bytes, ...]) -> bytes | bytearray:
         """The body without the payloads."""
-        if _has_too_many_marks(body):
-            marks = " and ".join(mark.decode() for mark in _BEFORE)
-            raise ValueError(f"has {marks} more than {MAX_MARKS} times")
+        if _has_too_many_marks(body, marks):
+            named = " and ".join(mark.decode() for mark in marks)
+            raise ValueError(f"has {named} more than {MAX_MARKS} times")
         view, kept, position = memoryview(body), list[bytes | memoryview](), 0
-        for start, end in _payloads(body):
+        for start, end in _payloads(body, marks):
             name = f"{self._nonce}{len(self._payloads)}"
             self._payloads[name] = view[start:end]
             kept += [view[position:start], name.encode()]
@@ -116,20 +126,20 @@ class FileParts:
         return b"".join([*kept, view[position:]])
 
 
-def _has_too_many_marks(body: bytes | bytearray) -> bool:
+def _has_too_many_marks(body: bytes | bytearray, marks: tuple[bytes, ...]) -> bool:
     """Whether the body has more than MAX_MARKS marks. It is read in parts: no other thread runs while one of them is searched."""
     num_marks = 0
     for start in range(0, len(body), _PART_BYTES):
         # A mark belongs to the part in which it begins.
-        num_marks += sum(body.count(mark, start, start + _PART_BYTES + len(mark) - 1) for mark in _BEFORE)
+        num_marks += sum(body.count(mark, start, start + _PART_BYTES + len(mark) - 1) for mark in marks)
         if num_marks > MAX_MARKS:
             return True
     return False
 
 
-def _payloads(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
+def _payloads(body: bytes | bytearray, marks: tuple[bytes, ...]) -> Iterator[tuple[int, int]]:
     """Start and end of each payload to cut out. Payloads with escapes stay in the body and are parsed as JSON."""
-    places = {mark: body.find(mark) for mark in _BEFORE}
+    places = {mark: body.find(mark) for mark in marks}
     while found := [(place, mark) for mark, place in places.items() if place >= 0]:
         place, mark = min(found)
         after = place + len(mark)
@@ -138,9 +148,19 @@ def _payloads(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
         end = body.find(b'"', start)
         if end < 0:
             return
-        is_plain = body.find(b"\\", start, end) < 0 and body.find(b"%", start, end) < 0
-        is_long = opening is not None and end - start >= _MIN_BYTES
-        if is_long and is_plain and _BEFORE[mark].search(body[max(0, after - _WINDOW_BYTES) : after]):
+        is_place = opening is not None and _BEFORE[mark].search(body[max(0, after - _WINDOW_BYTES) : after]) is not None
+        while is_place and _is_payload(body, start, end):
             yield start, end
+            following = _NEXT.match(body, end) if mark in OLLAMA_MARKS else None
+            if following is None:
+                break
+            start, end = following.end(), body.find(b'"', following.end())
+            if end < 0:
+                return
         # What the string holds is no mark.
         places = {own: body.find(own, end) if -1 < at < end else at for own, at in places.items()}
+
+
+def _is_payload(body: bytes | bytearray, start: int, end: int) -> bool:
+    """Whether a string is long enough to be cut out, and without escapes."""
+    return end - start >= _MIN_BYTES and body.find(b"\\", start, end) < 0 and body.find(b"%", start, end) < 0

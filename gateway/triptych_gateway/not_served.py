@@ -1,10 +1,11 @@
-"""Paths of OpenAI's and Anthropic's APIs that are not served here, and what is nearest to them."""
+"""Paths of OpenAI's, Anthropic's and Ollama's APIs that are not served here, and what is nearest to them."""
 
 from __future__ import annotations
 
 _BATCHES = "`triptych batch` answers a file of requests"
 _NO_STATE = "POST /v1/responses keeps a conversation, with previous_response_id"
 _TEXT_ONLY = "this server makes text"
+_MANAGED = "models are fetched and served by `triptych serve`, and loaded by POST /admin/models/load"
 #: The beginning of a path -> what is nearest. The first that fits counts.
 _NEAREST: tuple[tuple[str, str], ...] = (
     ("/v1/messages/batches", _BATCHES),
@@ -27,6 +28,9 @@ _NEAREST: tuple[tuple[str, str], ...] = (
     ("/v1/containers", "no code is run here; a client runs its own tools"),
     ("/v1/evals", "the playground and `triptych batch` answer prompts"),
     ("/v1/organization", "GET /metrics has the usage"),
+    ("/v1/systemone", "POST /classify, with a model that classifies"),
+    # Ollama's files.
+    *((f"/api/{name}", _MANAGED) for name in ("pull", "push", "create", "copy", "delete", "blobs")),
     # Clients whose base URL lacks the version.
     ("/chat/completions", "POST /v1/chat/completions: the base URL ends with /v1"),
     ("/completions", "POST /v1/completions: the base URL ends with /v1"),

@@ -139,5 +139,5 @@ def test_schemathesis(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with running_stack("--max-model-len", "128") as stack:
         run(python.with_name("schemathesis"), "run", f"{stack.url}/openapi.json", *options, cwd=tmp_path)
         requests = stack.http.get("/metrics").text
-    for path in ("chat/completions", "completions", "responses", "messages"):
-        assert f'requests_total{{route="/v1/{path}",status="200"}}' in requests, f"no request to {path} was answered:\n{requests}"
+    for path in ("v1/chat/completions", "v1/completions", "v1/responses", "v1/messages", "api/chat", "api/generate"):
+        assert f'requests_total{{route="/{path}",status="200"}}' in requests, f"no request to {path} was answered:\n{requests}"

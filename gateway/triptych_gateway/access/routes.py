@@ -36,16 +36,24 @@ class AccessRouter(APIRouter):
             compared literally.
         folders: path prefixes of static files, with the same access as the routes.
         error_body: writes the errors of its routes; None means OpenAI's body.
+        error_folder: a path prefix, whose unknown paths have such errors too.
     """
 
     def __init__(
-        self, *, access: Access, folders: tuple[str, ...] = (), error_body: ErrorBody | None = None, **options: Any
+        self,
+        *,
+        access: Access,
+        folders: tuple[str, ...] = (),
+        error_body: ErrorBody | None = None,
+        error_folder: str = "",
+        **options: Any,
     ) -> None:
         # A body without a content-type header is read as JSON.
         super().__init__(strict_content_type=False, **options)
         self.access = access
         self.folders = folders
         self.error_body = error_body
+        self.error_folder = error_folder
 
 
 class AccessPaths:
@@ -88,10 +96,11 @@ class ErrorBodies:
 
     def __init__(self, routers: Iterable[AccessRouter]) -> None:
         paths = (
-            (str(getattr(route, "path", "")).partition("{")[0], router.error_body)
+            (path.partition("{")[0], router.error_body)
             for router in routers
             if router.error_body is not None
-            for route in router.routes
+            for path in (router.error_folder, *(str(getattr(route, "path", "")) for route in router.routes))
+            if path
         )
         #: Start of a path -> writer, the longest first. A path with parameters counts up to the first of them.
         self._bodies = sorted(paths, key=lambda entry: -len(entry[0]))

@@ -1,25 +1,33 @@
-"""What the routes ask of the frontends: generated text, and prompts."""
+"""What the routes ask of the frontends: generated text, prompts, and what models give that generate nothing."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
+import orjson
 from fastapi import Request, Response
 from triptych.errors import TriptychError
-from triptych.v1 import preprocess_pb2
+from triptych.v1 import generation_pb2, preprocess_pb2
 from triptych_common.limits import MAX_AFFINITY_KEY_CHARS
 
-from triptych_gateway.apis.json_body import take_hold
-from triptych_gateway.frontends.client import PREPROCESS
+from triptych_gateway.apis.json_body import files_of, take_hold
+from triptych_gateway.file_parts import FileParts
+from triptych_gateway.frontends.client import PREPROCESS, Method
 from triptych_gateway.generation.call import GenerationCall
 from triptych_gateway.generation.http import EventStreamResponse, WholeResponse
 from triptych_gateway.generation.run import Generation
 from triptych_gateway.state import call_context_of, gateway_of, grant_of, request_id_of
+from triptych_gateway.tracing import note_call
 from triptych_gateway.wire.contract import ConvertedChat, put_files
 from triptych_gateway.wire.errors import openapi_responses
-from triptych_gateway.wire.field_names import in_client_terms
+from triptych_gateway.wire.field_names import FieldNames, in_client_terms
+from triptych_gateway.wire.schema import Schema
 
+Pooled = TypeVar("Pooled", generation_pb2.EmbedResponse, generation_pb2.ClassifyResponse, generation_pb2.ScoreResponse)
+PoolingCall = TypeVar("PoolingCall", generation_pb2.EmbedRequest, generation_pb2.ClassifyRequest, generation_pb2.ScoreRequest)
+Body = TypeVar("Body", bound=Schema)
 #: Names the session that a request belongs to, where the body has no `prompt_cache_key`. Longer names are cut.
 _SESSION_HEADER = "x-session-id"
 #: What the OpenAPI document says of OpenAI's answers.
@@ -49,7 +57,7 @@ async def answer(request: Request, call: GenerationCall) -> Response:
     """Generate, and answer with events or with the whole answer."""
     generation, release = await generate(request, call)
     if call.is_stream:
-        return EventStreamResponse(generation.events(), call.writer.failure, gateway_of(request).stopping, release)
+        return EventStreamResponse(generation.events(), call.writer.failure, gateway_of(request).stopping, release, call.form)
     return WholeResponse(generation.whole(), gateway_of(request).stopping, release)
 
 
@@ -90,3 +98,35 @@ async def _preprocess(request: Request, convert: Callable[[], Awaitable[Converte
         return await gateway_of(request).frontend.call(PREPROCESS, asked, request_id_of(request))
     except TriptychError as error:
         raise in_client_terms(error, names) from error
+
+
+async def answer_pooling(
+    request: Request,
+    body: Body,
+    method: Method[Pooled],
+    convert: Callable[[Body, FileParts], PoolingCall],
+    names: FieldNames,
+    to_json: Callable[[Pooled], dict[str, Any]],
+) -> Response:
+    """Convert a body, let the caller's key admit it, ask a frontend, and answer."""
+    gateway, files = gateway_of(request), files_of(request)
+    message = await files.run(lambda: convert(body, files))
+    message.context.CopyFrom(call_context_of(request.state.principal.tenant))
+    note_call(method.operation, message.model)
+    await grant_of(request).admit_pooling(message)
+    call = gateway.frontend.call(method, message, request_id_of(request))
+    try:
+        reply = await gateway.until_disconnect(request, call)
+    except TriptychError as error:
+        raise in_client_terms(error, names) from error
+    gateway.metrics.pooled(request.state.record, reply.usage)
+    # Ten thousand vectors take a quarter of a second to encode.
+    content = await asyncio.to_thread(lambda: _dumps(to_json(reply)))
+    return Response(content, media_type="application/json")
+
+
+def _dumps(answer: dict[str, Any]) -> bytes:
+    """JSON of an answer, input by input: orjson lets no other thread run while it encodes."""
+    name, items = next((key, value) for key, value in answer.items() if isinstance(value, list))
+    rest = b"".join(b"%b:%b," % (orjson.dumps(key), orjson.dumps(value)) for key, value in answer.items() if key != name)
+    return b"{%b%b:[%b]}" % (rest, orjson.dumps(name), b",".join(map(orjson.dumps, items)))

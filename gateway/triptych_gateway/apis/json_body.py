@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, cast, get_type_hints
+from typing import Any, ClassVar, cast, get_type_hints
 
 import orjson
 from fastapi import Request, Response
@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from triptych.errors import QueueFullError
 
 from triptych_gateway.body_budget import MEMORY_FACTOR, BodyHold
-from triptych_gateway.file_parts import FileParts, run_sized
+from triptych_gateway.file_parts import MEDIA_MARKS, FileParts, run_sized
 from triptych_gateway.state import gateway_of, grant_of
 from triptych_gateway.wire.errors import InvalidBodyError
 
@@ -37,6 +37,12 @@ class JsonRequest(Request):
 
     #: The schema of the body; None if it is no JSON.
     schema: TypeAdapter[Any] | None = None
+    #: Marks of files in the body.
+    file_marks: ClassVar[tuple[bytes, ...]] = MEDIA_MARKS
+
+    def model_named(self, value: Any) -> Any:
+        """The name of the served model that the body means; anything but a string if it names none."""
+        return value.get("model") if isinstance(value, dict) else None
 
     async def body(self) -> bytes:
         """The bytes of the body. JSON and forms are not copied to `bytes`: FastAPI only checks whether the body is empty."""
@@ -76,8 +82,8 @@ class JsonRequest(Request):
         """
         if not hasattr(self, "_json"):
             body = await self.body()
-            value, files = await run_sized(len(body), lambda: _parsed_with_files(body))
-            grant_of(self).use_model(value.get("model") if isinstance(value, dict) else None, gateway_of(self).served_models)
+            value, files = await run_sized(len(body), lambda: _parsed_with_files(body, self.file_marks))
+            grant_of(self).use_model(self.model_named(value), gateway_of(self).served_models)
             self._json = await self._validated(value, files)
             files.rest = b""  # otherwise the body stays in memory until the answer is complete
             self.state.files = files
@@ -94,10 +100,10 @@ class JsonRequest(Request):
             raise InvalidBodyError(error, value) from None
 
 
-def _parsed_with_files(body: bytes | bytearray) -> tuple[Any, FileParts]:
+def _parsed_with_files(body: bytes | bytearray, marks: tuple[bytes, ...]) -> tuple[Any, FileParts]:
     """The JSON value of a body without its files, and the files."""
     try:
-        files = FileParts(body)
+        files = FileParts(body, marks=marks)
     except ValueError as error:
         raise HTTPException(400, f"the body {error}") from None
     if problem := too_many_parts(files.rest):
@@ -202,12 +208,14 @@ def _too_large(limit: int) -> HTTPException:
 class JsonRoute(APIRoute):
     """A route that reads its body with JsonRequest."""
 
+    request_class: ClassVar[type[JsonRequest]] = JsonRequest
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle, body = super().get_route_handler(), get_type_hints(self.endpoint, include_extras=True).get("body")
         schema = None if body is None else TypeAdapter(body)
 
         async def handle_json(request: Request) -> Response:
-            json_request = JsonRequest(request.scope, request.receive)
+            json_request = self.request_class(request.scope, request.receive)
             json_request.schema = schema
             try:
                 return await handle(json_request)

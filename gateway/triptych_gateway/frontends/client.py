@@ -68,6 +68,31 @@ class FrontendClient:
         whole = hashlib.sha256(f"{known.fingerprint} {known.weights_fingerprint}".encode()).hexdigest()
         return f"fp_{whole[:12] if known.weights_fingerprint else known.fingerprint[:12]}"
 
+    @property
+    def known_names(self) -> set[str]:
+        """The names of all known models, and of the adapters that frontends told of."""
+        return {*self._models.names, *(info.name for one in self._pool.connections for info in one.models)}
+
+    def known(self, name: str) -> common_pb2.ModelInfo | None:
+        """What frontends told of a model; of an adapter that they did not tell of, its model. None while no frontend told of it."""
+        told = {info.name: info for one in self._pool.connections for info in one.models}
+        return told.get(name) or told.get(self._models.base_of(name))
+
+    @property
+    def loaded(self) -> Sequence[common_pb2.ModelInfo]:
+        """The models that answer now without being woken, without adapters."""
+        return list({info.name: info for one in self._pool.ready for info in one.models if not info.parent}.values())
+
+    async def load(self, model: str, tenant: str) -> None:
+        """Wait until a model can answer. One that sleeps is woken.
+
+        Raises:
+            ServiceUnavailableError: it did not come in time. See also `ServedModels.until_served`.
+        """
+        await self._models.until_served(model, tenant=tenant)
+        if not self._models.is_served(model):
+            raise self._router.none_left()
+
     async def models(self, request_id: str) -> Sequence[common_pb2.ModelInfo]:
         """The models that requests can name now. Raises ServiceUnavailableError if no frontend answers."""
         await self._pool.until_tried()

@@ -10,6 +10,7 @@ from triptych.errors import InternalError, TriptychError
 from triptych.v1 import generation_pb2
 
 from triptych_gateway.frontends.calls import FrontendCall
+from triptych_gateway.generation.http import SERVER_SENT_EVENTS, StreamForm
 from triptych_gateway.wire.cost import Cost
 from triptych_gateway.wire.errors import ApiError
 from triptych_gateway.wire.field_names import FieldNames, in_client_terms
@@ -115,6 +116,8 @@ class GenerationCall:
     field_names: FieldNames
     #: Choices per prompt.
     num_choices: int = 1
+    #: How a stream is written.
+    form: StreamForm = SERVER_SENT_EVENTS
 
     @property
     def num_file_bytes(self) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -18,17 +19,32 @@ from triptych_gateway.wire.sse import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 _HEADERS = (
-    (b"content-type", CONTENT_TYPE),
     (b"cache-control", b"no-cache"),
     # Proxies such as nginx would buffer events without this header.
     (b"x-accel-buffering", b"no"),
 )
 #: A stream is started without an event after so many seconds. An error before becomes an HTTP status.
 _START_AFTER_S = 1.0
-#: A stream without news gets a comment after so many seconds. Proxies close connections that are silent for a minute.
+#: A stream without news gets a heartbeat after so many seconds. Proxies close connections that are silent for a minute.
 _HEARTBEAT_S = 15.0
-_HEARTBEAT = b": still working\n\n"
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StreamForm:
+    """How a stream is written.
+
+    Args:
+        content_type: of HTTP.
+        heartbeat: writes what keeps the connection open and has no news.
+    """
+
+    content_type: bytes
+    heartbeat: Callable[[], bytes]
+
+
+#: A comment.
+SERVER_SENT_EVENTS = StreamForm(CONTENT_TYPE, lambda: b": still working\n\n")
 
 
 async def until_disconnect(work: Coroutine[Any, Any, T], receive: Receive, stopping: asyncio.Future[None]) -> T:
@@ -97,13 +113,14 @@ class EventStreamResponse(Response):
     """Streams events. An error before the stream is started is raised and becomes an HTTP status. A later error becomes an event.
 
     The stream is started with the first event, or a second after the request. While a request is queued or its prompt is computed,
-    comments keep the connection open.
+    heartbeats keep the connection open.
 
     Args:
         events: one or several complete events per item. It is always closed at the end.
         failure: writes an error that comes after the first event.
         stopping: done when requests in flight must end.
         release: always called at the end, also if no event was sent.
+        form: how the stream is written.
     """
 
     def __init__(
@@ -112,8 +129,10 @@ class EventStreamResponse(Response):
         failure: Callable[[ApiError], bytes],
         stopping: asyncio.Future[None],
         release: Callable[[], None],
+        form: StreamForm = SERVER_SENT_EVENTS,
     ) -> None:
         super().__init__()
+        self._form = form
         self._events = events
         self._failure = failure
         self._stopping = stopping
@@ -157,17 +176,18 @@ class EventStreamResponse(Response):
     async def _start(self, send: Send) -> None:
         async with self._starting:  # an event and a heartbeat may come at the same time
             if not self._is_started:
-                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                headers = [(b"content-type", self._form.content_type), *_HEADERS]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
                 self._is_started = True
 
     async def _beat(self, send: Send, send_body: Send) -> None:
-        """Start the stream if no event does, and send comments while there are none."""
+        """Start the stream if no event does, and send heartbeats while there are none."""
         await asyncio.sleep(_START_AFTER_S)
         if not self._is_started:
             await self._start(send)
-            await send_body({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})
+            await send_body({"type": "http.response.body", "body": self._form.heartbeat(), "more_body": True})
         while True:
             num_before = self._num_sent
             await asyncio.sleep(_HEARTBEAT_S)
             if self._num_sent == num_before:
-                await send_body({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})
+                await send_body({"type": "http.response.body", "body": self._form.heartbeat(), "more_body": True})

@@ -134,6 +134,8 @@ class ApiError:
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    #: The name of the model that is unknown.
+    model: str = ""
 
     @property
     def body(self) -> bytes:
@@ -246,7 +248,8 @@ def _of_triptych(error: TriptychError) -> ApiError:
         delay_s = DEFAULT_RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
         headers["retry-after"] = str(max(1, math.ceil(delay_s)))
     param = "model" if isinstance(error, ModelNotFoundError) else error.field or None
-    return ApiError(status, error.message, kind, param, code or error.reason.lower(), headers)
+    model = error.value if isinstance(error, ModelNotFoundError) and error.field == "model" else ""
+    return ApiError(status, error.message, kind, param, code or error.reason.lower(), headers, model)
 
 
 def _of_http(error: HTTPException) -> ApiError:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import from_json
 from triptych_common.limits import MAX_TOOL_NAME_CHARS
 
 from triptych_gateway.wire.schema import HistorySchema, JsonSchema, Schema, optional, refuse
@@ -116,3 +119,20 @@ ToolCalls = Annotated[
     list[Annotated[MessageToolCall, BeforeValidator(_no_custom_tool)]],
     Field(max_length=MAX_TOOL_CALLS, description="The assistant's: the tools that it called.", fail_fast=True),
 ]
+
+
+def arguments_object(arguments: str) -> orjson.Fragment:
+    """The arguments of a tool call as a JSON object, as far as they go. Empty if they are no JSON object.
+
+    Whole arguments stay as the model wrote them. Arguments that were cut are read as Anthropic's client reads them from a stream:
+    without the value that is not complete.
+    """
+    with suppress(orjson.JSONDecodeError):
+        if isinstance(orjson.loads(arguments), dict):
+            return orjson.Fragment(arguments)
+    # orjson refuses integers of more than 64 bits, in which case nothing is left.
+    with suppress(ValueError, orjson.JSONEncodeError):
+        value = from_json(arguments, allow_partial=True)
+        if isinstance(value, dict):
+            return orjson.Fragment(orjson.dumps(value))
+    return orjson.Fragment(b"{}")

@@ -110,6 +110,7 @@ async def test_every_dialect_names_it_with_the_model(base: Path, tmp_path: Path)
         "/v1/chat/completions": asked,
         "/v1/messages": asked,
         "/v1/responses": {"input": "Hi", "max_output_tokens": 8, "temperature": 0},
+        "/api/chat": {"messages": asked["messages"], "stream": False, "options": {"num_predict": 8, "temperature": 0}},
     }
     async with suite(base, tmp_path) as served:
         for path, body in bodies.items():
@@ -117,7 +118,7 @@ async def test_every_dialect_names_it_with_the_model(base: Path, tmp_path: Path)
             for model in (base.name, f"{base.name}:one"):
                 answer = (await served.client.post(path, json={"model": model, **body})).raise_for_status().json()
                 assert answer["model"] == model
-                answers.append(answer.get("choices") or answer.get("content") or answer["output"])
+                answers.append(answer.get("choices") or answer.get("content") or answer.get("message") or answer["output"])
             assert str(answers[0]) != str(answers[1]), path
 
 

@@ -88,6 +88,8 @@ async def use_rest(stack: TracedStack) -> set[int]:
         ("/v1/responses", {"model": stack.model, "input": MARK, "max_output_tokens": 2}),
         ("/v1/responses", {"model": stack.model, "input": MARK, "background": True, "max_output_tokens": 2}),
         ("/v1/embeddings", {"model": stack.model, "input": MARK}),
+        ("/api/chat", {"model": stack.model, "options": {"num_predict": 2}, "messages": [{"role": "user", "content": MARK}]}),
+        ("/api/chat", {"model": stack.model, "messages": [{"role": "user", "content": MARK, "images": [MARK]}]}),
         ("/tokenize", {"model": stack.model, "prompt": MARK}),
         (f"/v1/{MARK[0]}", {"input": MARK}),
     ]

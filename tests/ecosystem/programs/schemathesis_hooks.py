@@ -23,6 +23,8 @@ PLAUSIBLE: dict[str, dict[str, Any]] = {
     "/v1/responses/input_tokens": {"input": "Hi"},
     "/v1/messages": {**HI, "max_tokens": 4},
     "/v1/messages/count_tokens": HI,
+    "/api/chat": {**HI, "options": {"num_predict": 4}},
+    "/api/generate": {"prompt": "Once", "options": {"num_predict": 4}},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [1, 2]},
 }

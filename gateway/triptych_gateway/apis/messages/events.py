@@ -6,12 +6,10 @@ An answer is a list of content blocks. An event names its block by index, so a b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
 import orjson
-from pydantic_core import from_json
 from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_gateway.apis.messages.answer import error_body
@@ -21,6 +19,7 @@ from triptych_gateway.generation.call import Choice
 from triptych_gateway.wire.cost import Cost
 from triptych_gateway.wire.errors import ApiError
 from triptych_gateway.wire.sse import TEXT, around_text, event
+from triptych_gateway.wire.tools import arguments_object
 
 _ID_PREFIX = "msg_"
 #: Kind of a delta -> type of the event's delta, and the name of its text.
@@ -102,7 +101,7 @@ class MessageWriter:
         if key[0] == "text":
             return {"type": "text", "text": text}
         if key[0] == "tool_call":
-            return {"type": "tool_use", "id": call.id, "name": call.name, "input": input_of(text)}
+            return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_object(text)}
         signature = signature_of(text, self._shows_thinking)
         return {"type": "thinking", "thinking": text if self._shows_thinking else "", "signature": signature}
 
@@ -149,23 +148,6 @@ class MessageWriter:
             events = event("content_block_delta", index=self._index, delta={"type": "signature_delta", "signature": signature})
         self._open = None
         return events + event("content_block_stop", index=self._index)
-
-
-def input_of(arguments: str) -> orjson.Fragment:
-    """The arguments of a tool call as a JSON object, as far as they go. Empty if they are no JSON object.
-
-    Whole arguments stay as the model wrote them. Arguments that were cut are read as the official client reads them from a stream:
-    without the value that is not complete.
-    """
-    with suppress(orjson.JSONDecodeError):
-        if isinstance(orjson.loads(arguments), dict):
-            return orjson.Fragment(arguments)
-    # orjson refuses integers of more than 64 bits, in which case nothing is left.
-    with suppress(ValueError, orjson.JSONEncodeError):
-        value = from_json(arguments, allow_partial=True)
-        if isinstance(value, dict):
-            return orjson.Fragment(orjson.dumps(value))
-    return orjson.Fragment(b"{}")
 
 
 def _key_of(delta: generation_pb2.ChoiceDelta, only: str | None = None) -> _Key | None:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import base64
 import time
 from array import array
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from triptych.v1 import common_pb2, generation_pb2
 
 from triptych_gateway.apis.pooling.schema import RerankRequest
+from triptych_gateway.wire.vectors import rows
 
 
 def embeddings_json(response: generation_pb2.EmbedResponse, encoding: str | None) -> dict[str, Any]:
     """OpenAI's list of vectors."""
-    vectors = _rows(response.packed, response.packed_vectors)
+    vectors = rows(response.packed, response.packed_vectors)
     data = [{"object": "embedding", "index": i, "embedding": _encoded(one, encoding)} for i, one in enumerate(vectors)]
     return {"object": "list", "data": data, "model": response.model, "usage": usage_json(response.usage)}
 
 
 def pooled_json(response: generation_pb2.EmbedResponse, encoding: str | None, per_token: bool) -> dict[str, Any]:
     """vLLM's list of pooled data."""
-    values: list[Any] = [_encoded(one, encoding) for one in _rows(response.packed, response.packed_vectors)]
+    values: list[Any] = [_encoded(one, encoding) for one in rows(response.packed, response.packed_vectors)]
     if per_token and encoding != "base64":
         size = response.packed.shape[1]
         values = [[of_text[start : start + size] for start in range(0, len(of_text), size)] for of_text in values]
@@ -63,14 +63,6 @@ def ranking_json(response: generation_pb2.ScoreResponse, body: RerankRequest, *,
 def usage_json(usage: common_pb2.Usage) -> dict[str, int]:
     """Tokens of all inputs."""
     return {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
-
-
-def _rows(packed: common_pb2.Tensor, counts: Iterable[int]) -> Iterator[memoryview[float]]:
-    """The numbers of each input, from a float32 tensor [number of vectors, dimensions] and each input's number of vectors."""
-    values, size, end = memoryview(packed.inline).cast("f"), packed.shape[1], 0
-    for count in counts:
-        start, end = end, end + count * size
-        yield values[start:end]
 
 
 def _encoded(values: memoryview[float], encoding: str | None) -> str | list[float]:

@@ -197,10 +197,11 @@ async def test_a_request_runs_no_earlier_than_its_key_may(
             for path, more in (
                 ("/v1/messages", {"messages": CHAT["messages"], "max_tokens": 5}),
                 ("/v1/responses/compact", {"input": "x"}),
+                ("/api/chat", {"messages": CHAT["messages"]}),
             ):
                 assert (await client.post(path, json={"model": MODEL.name, **more}, headers=keys.headers("key"))).status_code == 200
     generating = [request.options.priority for request in frontend.requests]
-    assert generating == [given] * (4 if asked is not None else 6)
+    assert generating == [given] * (4 if asked is not None else 7)
     assert [request.priority for request in frontend.pooling_requests] == [given] * 2
 
 

@@ -13,7 +13,7 @@ from support.keys import KeyStore
 from triptych_gateway.access.routes import Access, AccessPaths, AccessRouter
 from triptych_gateway.app import ROUTERS
 
-OPEN = {"/health", "/live", "/ready", "/version", "/docs", "/openapi.json", "/"}
+OPEN = {"/health", "/live", "/ready", "/version", "/api/version", "/docs", "/openapi.json", "/"}
 
 
 async def test_all_routes_but_the_operators_need_the_key() -> None:

@@ -32,7 +32,7 @@ class Row:
         path: with its parameters filled in.
         request: arguments of the client for a request that is served.
         has_model: whether the request names a model.
-        is_anthropic: whether errors have Anthropic's shape.
+        dialect: whose shape errors have: openai, anthropic or ollama.
         is_there: whether the gateway of this test has what the route is about.
     """
 
@@ -40,7 +40,7 @@ class Row:
     path: str = ""
     request: dict[str, Any] = field(default_factory=dict)
     has_model: bool = True
-    is_anthropic: bool = False
+    dialect: str = "openai"
     is_there: bool = True
 
 
@@ -64,8 +64,16 @@ ROWS: dict[tuple[str, str], Row] = {
     ("DELETE", "/v1/responses/{response_id}"): STORED,
     ("POST", "/v1/responses/{response_id}/cancel"): Row(path=f"{_RESPONSE}/cancel", has_model=False),
     ("GET", "/v1/responses/{response_id}/input_items"): Row(path=f"{_RESPONSE}/input_items", has_model=False),
-    ("POST", "/v1/messages"): body({**CHAT, "max_tokens": 9}, is_anthropic=True),
-    ("POST", "/v1/messages/count_tokens"): body(CHAT, is_anthropic=True),
+    ("POST", "/v1/messages"): body({**CHAT, "max_tokens": 9}, dialect="anthropic"),
+    ("POST", "/v1/messages/count_tokens"): body(CHAT, dialect="anthropic"),
+    ("POST", "/api/chat"): body(CHAT, dialect="ollama"),
+    ("POST", "/api/generate"): body({**_MODEL, "prompt": "x"}, dialect="ollama"),
+    ("POST", "/api/embed"): body({**_MODEL, "input": "x"}, dialect="ollama"),
+    ("POST", "/api/embeddings"): body({**_MODEL, "prompt": "x"}, dialect="ollama"),
+    ("POST", "/api/show"): body(_MODEL, dialect="ollama"),
+    ("GET", "/api/tags"): Row(has_model=False, dialect="ollama"),
+    ("GET", "/api/ps"): Row(has_model=False, dialect="ollama"),
+    ("GET", "/api/version"): OPEN,
     ("POST", "/v1/audio/transcriptions"): Row(request=_AUDIO),
     ("POST", "/v1/audio/translations"): Row(request=_AUDIO),
     ("GET", "/v1/models"): Row(has_model=False),
@@ -139,13 +147,22 @@ async def ask(client: httpx.AsyncClient, route: tuple[str, str], headers: dict[s
 
 
 def code_of(response: httpx.Response, row: Row) -> str:
-    """OpenAI's code, or Anthropic's type. The body must have the shape of the route's dialect."""
+    """OpenAI's code, or Anthropic's type; empty for Ollama. The body must have the shape of the route's dialect."""
     answer = response.json()
-    if row.is_anthropic:
+    if row.dialect == "ollama":
+        assert set(answer) == {"error"}
+        assert isinstance(answer["error"], str)
+        return ""
+    if row.dialect == "anthropic":
         assert set(answer) == {"type", "error", "request_id"}
         return str(answer["error"]["type"])
     assert set(answer["error"]) == {"message", "type", "param", "code"}
     return str(answer["error"]["code"])
+
+
+def expected(row: Row, openai: str, anthropic: str) -> str:
+    """The code that a route's dialect has."""
+    return {"openai": openai, "anthropic": anthropic, "ollama": ""}[row.dialect]
 
 
 @pytest.mark.parametrize("route", CLOSED, ids=" ".join)
@@ -157,11 +174,9 @@ async def test_a_closed_route(route: tuple[str, str], keys: KeyStore) -> None:
         assert none.headers["www-authenticate"] == "Bearer"
         refused = [await ask(client, route, keys.headers(name)) for name in UNACCEPTED]
         assert {answer.status_code for answer in refused} == {401}
-        messages = {answer.json()["error"]["message"] for answer in refused}
+        messages = {answer.json()["error"] if row.dialect == "ollama" else answer.json()["error"]["message"] for answer in refused}
         assert len(messages) == 1, "the answer tells which keys there are or were"
-        assert {code_of(answer, row) for answer in (none, *refused)} == {
-            "authentication_error" if row.is_anthropic else "invalid_api_key"
-        }
+        assert {code_of(answer, row) for answer in (none, *refused)} == {expected(row, "invalid_api_key", "authentication_error")}
 
         good = await ask(client, route, keys.headers("good"))
         assert good.status_code in (200, 404), good.text
@@ -172,7 +187,7 @@ async def test_a_closed_route(route: tuple[str, str], keys: KeyStore) -> None:
         if row.has_model:
             other = await ask(client, route, keys.headers("other model"))
             assert other.status_code == 403
-            assert code_of(other, row) == ("permission_error" if row.is_anthropic else "model_not_found")
+            assert code_of(other, row) == expected(row, "model_not_found", "permission_error")
 
         first = await ask(client, route, keys.headers("over its rate"))
         assert first.status_code == good.status_code
@@ -181,14 +196,21 @@ async def test_a_closed_route(route: tuple[str, str], keys: KeyStore) -> None:
         assert over.status_code == 429
         assert 1 <= int(over.headers["retry-after"]) <= 60
         assert over.headers["x-ratelimit-remaining-requests"] == "0"
-        assert code_of(over, row) == ("rate_limit_error" if row.is_anthropic else "rate_limit_exceeded")
+        assert code_of(over, row) == expected(row, "rate_limit_exceeded", "rate_limit_error")
 
         tenant = await ask(client, route, keys.headers("tenant"))
         assert tenant.status_code == (403 if row.access is Access.OPERATOR else good.status_code)
 
 
 #: Routes that generate or pool, and so take of the tokens of a key.
-_FREE = {"/v1/responses/input_tokens", "/v1/messages/count_tokens", "/tokenize", "/detokenize", "/v1/chat/completions/render"}
+_FREE = {
+    "/v1/responses/input_tokens",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+    "/v1/chat/completions/render",
+    "/api/show",
+}
 USING_TOKENS = [route for route in CLOSED if route[0] == "POST" and ROWS[route].has_model and route[1] not in _FREE]
 
 

@@ -32,6 +32,8 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", CHAT),
     ("/v1/completions", COMPLETION),
     ("/v1/messages", {**CHAT, "max_tokens": 5}),
+    ("/api/chat", CHAT),
+    ("/api/generate", COMPLETION),
     ("/v1/responses", RESPONSE),
     ("/v1/responses", {**RESPONSE, "background": True}),
     ("/v1/responses/compact", RESPONSE),
@@ -44,6 +46,7 @@ PREPROCESSED = [
 ]
 POOLED = [
     ("/v1/embeddings", {"model": MODEL.name, "input": "x"}),
+    ("/api/embed", {"model": MODEL.name, "input": "x"}),
     ("/classify", {"input": "x"}),
     ("/score", {"text_1": "a", "text_2": "b"}),
 ]

@@ -16,10 +16,11 @@ from pydantic import TypeAdapter
 from support.drivers.anthropic import LENGTH, STOP, Delta, call, sse, text, thought
 from triptych.v1 import common_pb2
 from triptych.v1.generation_pb2 import ToolCallDelta
-from triptych_gateway.apis.messages.events import MessageWriter, input_of
+from triptych_gateway.apis.messages.events import MessageWriter
 from triptych_gateway.apis.messages.schema import MessagesRequest
 from triptych_gateway.generation.call import Choice
 from triptych_gateway.wire.cost import Cost
+from triptych_gateway.wire.tools import arguments_object
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 COST = Cost(usage=common_pb2.Usage(prompt_tokens=9, cached_tokens=4, completion_tokens=5))
@@ -154,7 +155,7 @@ def test_cut_arguments_are_read_as_the_client_reads_them(end: int) -> None:
 
 @pytest.mark.parametrize("arguments", ["", "[1]", '"a"', "no JSON", "{a: 1}", "null"])
 def test_arguments_that_are_no_object_are_empty(arguments: str) -> None:
-    assert orjson.dumps(input_of(arguments)) == b"{}"
+    assert orjson.dumps(arguments_object(arguments)) == b"{}"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_arguments_that_are_no_object_are_empty(arguments: str) -> None:
     ],
 )
 def test_arguments_are_not_written_anew(arguments: str, written: str) -> None:
-    assert orjson.dumps(input_of(arguments)) == written.encode()
+    assert orjson.dumps(arguments_object(arguments)) == written.encode()
 
 
 def test_the_events_of_thinking_and_a_tool() -> None:
