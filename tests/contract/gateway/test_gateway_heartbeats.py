@@ -9,6 +9,7 @@ from typing import Any
 
 import anthropic
 import httpx
+import ollama
 import openai
 import pytest
 from support.fakes.frontend import MODEL, FakeFrontend, fails, says
@@ -79,6 +80,20 @@ async def _until(lines: Any, number: int) -> Any:
             number -= 1
         if not number:
             return
+
+
+async def test_lines_of_json_are_kept_open_by_lines_without_news() -> None:
+    frontend = held()
+    async with gateway_url(frontend) as url, asyncio.timeout(20):
+        client = ollama.AsyncClient(url)
+        asyncio.get_running_loop().call_later(0.4, allow, frontend)
+        lines = [line async for line in await client.chat(**CHAT, stream=True)]
+        await client.close()
+    texts = [line.message.content for line in lines]
+    assert len(lines) >= 5
+    assert [text for text in texts if text] == ["Hel", "lo"]
+    assert texts[:2] == ["", ""]
+    assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
 
 
 async def test_the_official_clients_read_past_the_comments() -> None:
