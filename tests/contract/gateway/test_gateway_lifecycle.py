@@ -20,13 +20,13 @@ from triptych_gateway.app import create_app
 from triptych_gateway.settings import GatewaySettings
 
 
-async def post_raw(place: tuple[str, int], body: dict[str, object]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def post_raw(
+    place: tuple[str, int], body: dict[str, object], path: str = "/v1/chat/completions"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A chat request on a socket of its own."""
     reader, writer = await asyncio.open_connection(*place)
     content = orjson.dumps(body)
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    )
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
     writer.write(head.encode() + content)
     await writer.drain()
     return reader, writer
@@ -34,12 +34,13 @@ async def post_raw(place: tuple[str, int], body: dict[str, object]) -> tuple[asy
 
 @pytest.mark.parametrize("kind", ["reset", "close"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_that_goes_away_cancels_the_call(stream: bool, kind: str) -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
+async def test_client_that_goes_away_cancels_the_call(path: str, stream: bool, kind: str) -> None:
     frontend = FakeFrontend()
     gate = asyncio.Semaphore(int(stream))
     frontend.script = says("a", "b", gate=gate)
     async with gateway_server(frontend) as place:
-        reader, writer = await post_raw(place, CHAT | {"stream": stream})
+        reader, writer = await post_raw(place, CHAT | {"stream": stream}, path)
         if stream:
             await reader.readuntil(b'"content":"a"')
         else:
@@ -54,7 +55,7 @@ async def test_client_that_goes_away_cancels_the_call(stream: bool, kind: str) -
                 while "triptych_gateway_requests_aborted_total{" not in metrics:
                     metrics = (await client.get("/metrics")).text
     assert frontend.num_live == 0
-    assert 'triptych_gateway_requests_aborted_total{route="/v1/chat/completions"} 1.0' in metrics
+    assert f'triptych_gateway_requests_aborted_total{{route="{path}"}} 1.0' in metrics
     assert "triptych_gateway_requests_in_flight 1.0" in metrics  # The scrape itself.
 
 

@@ -177,6 +177,40 @@ async def test_operators_change_models(tmp_path: Path) -> None:
         assert (await ours.client.get("/admin/models")).json()["models"] == []
 
 
+async def test_ollamas_clients_see_what_is_loaded_wake_it_and_let_it_sleep(tmp_path: Path) -> None:
+    async with suite(tmp_path, grpc_port=0, api_key="secret") as ours:
+        ours.client.headers.update(KEY)
+
+        async def loaded() -> list[tuple[str, int]]:
+            return [(one["name"], one["size"]) for one in (await ours.client.get("/api/ps")).json()["models"]]
+
+        asked = {"model": f"{MODEL.name}:latest"}
+        assert await loaded() == [(f"{MODEL.name}:latest", 4096)]
+        slept = await ours.client.post("/api/generate", json=asked | {"prompt": "", "keep_alive": 0})
+        assert (slept.status_code, slept.json()["done_reason"]) == (200, "unload")
+        await until_unready(ours)
+        assert await loaded() == []
+        assert len((await ours.client.get("/api/tags")).json()["models"]) == 1
+        woken = (await ours.client.post("/api/generate", json=asked)).json()
+        assert (woken["done_reason"], ours.services.num_wakes) == ("load", 1)
+        # The fake takes 20 ms to wake.
+        assert 20_000_000 <= woken["load_duration"] <= woken["total_duration"]
+        assert len(await loaded()) == 1
+        await ours.manager.sleep(MODEL.name)
+        await until_unready(ours)
+        answer = (await ours.client.post("/api/chat", json=CHAT | asked | {"stream": False})).json()
+        assert (answer["message"]["content"], ours.services.num_wakes) == ("Hello", 2)
+        assert answer["total_duration"] >= 20_000_000
+
+
+async def test_without_keys_nobody_lets_a_model_sleep_by_ollamas_api(tmp_path: Path) -> None:
+    async with suite(tmp_path, grpc_port=0) as ours:
+        refused = await ours.client.post("/api/chat", json={"model": MODEL.name, "messages": [], "keep_alive": 0})
+        assert refused.status_code == 403
+        assert "operator's key" in refused.json()["error"]
+        assert ours.manager.is_awake(MODEL.name)
+
+
 async def test_operators_change_models_over_grpc(tmp_path: Path) -> None:
     async with (
         suite(tmp_path, grpc_port=0, api_key="secret") as ours,
