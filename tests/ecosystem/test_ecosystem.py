@@ -23,6 +23,7 @@ from triptych_common.settings import DEFAULT_MODEL
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(1200)]
 PROGRAMS = Path(__file__).with_name("programs")
+PICTURE = Path(__file__).parents[2] / "examples" / "three-shapes.png"
 #: Program -> its packages. Each has an environment of its own, because they disagree about the version of `openai`.
 FRAMEWORKS = {
     "langchain_app.py": ("langchain-openai>=1",),
@@ -36,6 +37,11 @@ AGENTS = {
     "agents_app.py": ("openai-agents>=0.24",),
     "codex_app.py": ("openai>=3",),
     "anthropic_app.py": ("anthropic>=2",),
+}
+#: The same for programs that speak Ollama's API, whose real stack has a model for embeddings, too.
+OLLAMA = {
+    "ollama_app.py": ("ollama>=0.6",),
+    "langchain_ollama_app.py": ("langchain-ollama>=1",),
 }
 #: Settings of the Codex CLI. By default it brings the tool `web_search` and a `namespace` of tools, which the gateway refuses.
 CODEX = """
@@ -68,6 +74,12 @@ def scripted() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def two_models() -> Iterator[Stack]:
+    with running_stack(DEFAULT_MODEL, "embed=all-minilm-l6-v2") as stack:
+        yield stack
+
+
 @pytest.fixture
 def cache(pytestconfig: pytest.Config) -> Path:
     """Where downloads are kept from run to run."""
@@ -93,6 +105,21 @@ def test_framework(program: str, served: Stack, cache: Path) -> None:
 def test_agent(program: str, scripted: str, served: Stack, cache: Path) -> None:
     python = python_environment(cache / program.removesuffix(".py"), *AGENTS[program])
     assert run(python, PROGRAMS / program, scripted, served.url, DEFAULT_MODEL).endswith("ok\n")
+
+
+@pytest.mark.parametrize("program", OLLAMA)
+def test_client_of_ollama(program: str, scripted: str, two_models: Stack, cache: Path) -> None:
+    python = python_environment(cache / program.removesuffix(".py"), *OLLAMA[program])
+    assert run(python, PROGRAMS / program, scripted, two_models.url, DEFAULT_MODEL).endswith("ok\n")
+
+
+def test_ollama_of_npm(scripted: str, two_models: Stack, cache: Path, tmp_path: Path) -> None:
+    tools = Tools(cache)
+    modules = npm_packages(cache / "ollama", tools.program("npm"), "ollama@>=0.6")
+    (tmp_path / "node_modules").symlink_to(modules)
+    shutil.copy(PROGRAMS / "ollama_npm.mjs", tmp_path)
+    asked = (scripted, two_models.url, DEFAULT_MODEL, PICTURE)
+    assert run(tools.program("node"), "ollama_npm.mjs", *asked, cwd=tmp_path).endswith("ok\n")
 
 
 @pytest.mark.parametrize("websockets", ["false", "true"])
