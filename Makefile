@@ -119,7 +119,7 @@ test-clients: ## Check style and tests of the clients in other languages; leaves
 test-codegen: $(VENV)/.dev ## Generate clients in TypeScript, C++, Go and Java, compile and run them; downloads the tools for it
 	$(BIN)/python -m pytest -m codegen tests/codegen $(ARGS)
 
-test-ecosystem: models-of-tests ## Use LangChain, LiteLLM, Instructor, Pydantic AI, the Agents SDK, the Codex CLI, Anthropic's tool runner, openai of npm, SMG and Schemathesis; downloads them
+test-ecosystem: models-of-tests ## Use LangChain, LiteLLM, Instructor, Pydantic AI, the Agents SDK, the Codex CLI, Anthropic's tool runner, Ollama's clients, openai of npm, SMG and Schemathesis; downloads them
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m ecosystem tests/ecosystem $(ARGS)
 
 conformance: $(VENV)/.dev ## Run the golden cases with the clients: make conformance [LANGUAGE=typescript] [ARGS='--server 127.0.0.1:50051']

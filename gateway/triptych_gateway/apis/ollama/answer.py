@@ -17,7 +17,7 @@ class OllamaErrorResponse(BaseModel):
     error: str
 
 
-class TokenLogprob(BaseModel):
+class OllamaTokenLogprob(BaseModel):
     """Log probability of a token."""
 
     token: str
@@ -25,13 +25,13 @@ class TokenLogprob(BaseModel):
     bytes: list[int]
 
 
-class Logprob(TokenLogprob):
+class OllamaLogprob(OllamaTokenLogprob):
     """An output token, and its likeliest alternatives."""
 
-    top_logprobs: list[TokenLogprob]
+    top_logprobs: list[OllamaTokenLogprob]
 
 
-class CalledFunction(BaseModel):
+class OllamaCalledFunction(BaseModel):
     """The function of a tool call."""
 
     index: int
@@ -42,20 +42,20 @@ class CalledFunction(BaseModel):
     ]
 
 
-class ToolCall(BaseModel):
+class OllamaCall(BaseModel):
     """A tool that the model calls."""
 
     id: str
-    function: CalledFunction
+    function: OllamaCalledFunction
 
 
-class AnswerMessage(BaseModel):
+class OllamaAnswerMessage(BaseModel):
     """The message that the model generated, or a piece of it."""
 
     role: Literal["assistant"]
     content: str
     thinking: str | None = optional("What the model thought, if it did.")
-    tool_calls: list[ToolCall] | None = optional("Present when the model calls tools.")
+    tool_calls: list[OllamaCall] | None = optional("Present when the model calls tools.")
 
 
 class _Answer(BaseModel):
@@ -69,13 +69,13 @@ class _Answer(BaseModel):
     prompt_eval_duration: int | None = optional("From the first work on the prompt to the first token.")
     eval_count: int | None = optional("Tokens of the answer.")
     eval_duration: int | None = optional("From the first to the last token.")
-    logprobs: list[Logprob] | None = optional("Present when logprobs was given.")
+    logprobs: list[OllamaLogprob] | None = optional("Present when logprobs was given.")
 
 
 class ChatAnswer(_Answer):
     """The answer, or a line of it."""
 
-    message: AnswerMessage
+    message: OllamaAnswerMessage
 
 
 class GenerateAnswer(_Answer):

@@ -9,13 +9,14 @@ from pydantic import model_validator
 from triptych_gateway.wire.schema import UINT32_MAX, NoOp, Schema, StopStrings, at, optional
 
 _OPERATORS = "how a model is run is set where it is served"
+_SAMPLERS = "send top_k, top_p or min_p"
 _MIROSTAT = "Says nothing without mirostat, which is refused."
 #: Ollama looks back over so many tokens for these; here it is all tokens.
 _PENALTIES = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 
 
-class Options(Schema):
-    """Options of generation. Defaults are the model's own, and not Ollama's."""
+class OllamaOptions(Schema):
+    """OllamaOptions of generation. Defaults are the model's own, and not Ollama's."""
 
     num_predict: int | None = optional("Most tokens to generate; -1 and -2: as many as the context takes.", ge=-2, le=UINT32_MAX)
     temperature: float | None = optional("Divides the logits; 0 is greedy.", ge=0, le=100)
@@ -39,10 +40,10 @@ class Options(Schema):
     mirostat_tau: float | None = optional(_MIROSTAT)
     mirostat_eta: float | None = optional(_MIROSTAT)
 
-    mirostat: Annotated[Any, NoOp(0)] = None
-    tfs_z: Annotated[Any, NoOp(1, 1.0)] = None
-    typical_p: Annotated[Any, NoOp(1, 1.0)] = None
-    penalize_newline: Annotated[Any, NoOp(True)] = None
+    mirostat: Annotated[Any, NoOp(0, because=_SAMPLERS)] = None
+    tfs_z: Annotated[Any, NoOp(1, 1.0, because=_SAMPLERS)] = None
+    typical_p: Annotated[Any, NoOp(1, 1.0, because=_SAMPLERS)] = None
+    penalize_newline: Annotated[Any, NoOp(True, because="penalties treat all tokens alike")] = None
     numa: Annotated[Any, NoOp(False, because=_OPERATORS)] = None
     num_batch: Annotated[Any, NoOp(because=_OPERATORS)] = None
     num_gpu: Annotated[Any, NoOp(-1, because=_OPERATORS)] = None
@@ -72,4 +73,4 @@ class Options(Schema):
 
 
 #: Where requests have no options.
-NO_OPTIONS = Options()
+NO_OPTIONS = OllamaOptions()

@@ -12,8 +12,8 @@ from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.rpc.structs import to_struct
 
-from triptych_gateway.apis.ollama.options import NO_OPTIONS, Options
-from triptych_gateway.apis.ollama.schema import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Message
+from triptych_gateway.apis.ollama.options import NO_OPTIONS, OllamaOptions
+from triptych_gateway.apis.ollama.schema import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, OllamaMessage
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import FrontendCall, MediaFile
 from triptych_gateway.wire.contract import ConvertedChat, check_all_taken, output_mode, tool
@@ -62,7 +62,7 @@ class ConversationWriter:
         #: The contract's path of a field -> the client's.
         self.names: dict[str, str] = {}
 
-    def write(self, message: Message, path: str) -> None:
+    def write(self, message: OllamaMessage, path: str) -> None:
         """Write a message. `path` is its own, e.g. `messages[3]`."""
         turn = self.write_turn(message.role, message.content, message.images, path)
         if message.thinking:
@@ -195,7 +195,7 @@ def texts_of(body: EmbedRequest) -> list[str]:
     return body.input if isinstance(body.input, list) else [body.input] if body.input else []
 
 
-def check_context(options: Options | None, max_model_len: int) -> None:
+def check_context(options: OllamaOptions | None, max_model_len: int) -> None:
     """Raise InvalidRequestError if the client counts on a longer context than the model has."""
     asked = options.num_ctx if options is not None else None
     if asked is not None and asked > max_model_len:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from triptych_gateway.apis.ollama.options import Options
+from triptych_gateway.apis.ollama.options import OllamaOptions
 from triptych_gateway.wire.conversation import MAX_MESSAGES, MAX_PARTS
 from triptych_gateway.wire.schema import MAX_SCHEMA_DEPTH, HistorySchema, JsonSchema, NoOp, Schema, Shallow, TextOr, at, optional
 from triptych_gateway.wire.schema import refuse as refusal
@@ -47,7 +47,7 @@ Images = Annotated[
 
 class _ModelRequest(Schema):
     model: Annotated[str, Field(min_length=1, description="A name from /api/tags, with or without `:latest`.")]
-    options: Options | None = optional("Options of generation.")
+    options: OllamaOptions | None = optional("OllamaOptions of generation.")
     keep_alive: KeepAlive | None = optional(
         "How long the model stays in memory: seconds, or a duration such as 5m. Any time but 0 changes nothing: a model stays "
         "until others need its memory. 0 without a prompt puts it to sleep, for operators' keys; otherwise it is refused."
@@ -87,7 +87,7 @@ class _GenerationRequest(_ModelRequest):
         return self
 
 
-class CalledFunction(HistorySchema):
+class OllamaFunction(HistorySchema):
     """The function of a call, and its arguments."""
 
     name: ToolName
@@ -95,23 +95,23 @@ class CalledFunction(HistorySchema):
     index: int | None = optional("Which call of the message it is. Their order says it.")
 
 
-class MessageToolCall(HistorySchema):
+class OllamaToolCall(HistorySchema):
     """A call that the assistant made."""
 
     id: str | None = optional("By which a tool's message can name it.", max_length=256)
     type: Literal["function"] | None = None
     index: int | None = optional("Which call of the message it is. Their order says it.")
-    function: CalledFunction
+    function: OllamaFunction
 
 
-class Message(HistorySchema):
+class OllamaMessage(HistorySchema):
     """One message of the conversation."""
 
     role: Annotated[Literal["system", "user", "assistant", "tool"], Field(description="Who speaks.")]
     content: str | None = optional("The text.")
     images: Images | None = None
     thinking: str | None = optional("The assistant's: what it thought, for chat templates that use it.")
-    tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_TOOL_CALLS, fail_fast=True)] | None = optional(
+    tool_calls: Annotated[list[OllamaToolCall], Field(max_length=MAX_TOOL_CALLS, fail_fast=True)] | None = optional(
         "The assistant's: the tools that it called."
     )
     tool_name: str | None = optional("A tool's: its name.")
@@ -123,7 +123,7 @@ class Message(HistorySchema):
 class ChatRequest(_GenerationRequest):
     """A conversation to answer."""
 
-    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = optional(
+    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = optional(
         "The conversation. If the last message is the assistant's, the answer goes on with it. Without any, the model is loaded."
     )
     tools: Tools | None = None

@@ -14,7 +14,7 @@ from support.fakes.frontend import MODEL
 from support.fakes.gateway import gateway_client
 from triptych.v1 import generation_pb2
 from triptych_gateway.apis.ollama import schema
-from triptych_gateway.apis.ollama.options import Options
+from triptych_gateway.apis.ollama.options import OllamaOptions
 from triptych_gateway.wire.schema import NoOp
 
 Chat = generation_pb2.ChatRequest
@@ -109,11 +109,11 @@ def test_the_tables_name_every_field() -> None:
     refused = {path: {name for at, _, name, _ in REFUSED if at == path} for path in ("/api/chat", "/api/generate", "/api/show")}
     assert set(schema.ChatRequest.model_fields) == CHAT.keys() | refused["/api/chat"]
     assert set(schema.GenerateRequest.model_fields) == GENERATION.keys() | refused["/api/generate"]
-    assert set(Options.model_fields) == OPTIONS.keys() | REFUSED_OPTIONS.keys()
+    assert set(OllamaOptions.model_fields) == OPTIONS.keys() | REFUSED_OPTIONS.keys()
     assert refused_of(schema.ChatRequest) == refused["/api/chat"]
     assert refused_of(schema.GenerateRequest) == refused["/api/generate"]
     assert refused_of(schema.ShowRequest) == refused["/api/show"]
-    assert refused_of(Options) == REFUSED_OPTIONS.keys()
+    assert refused_of(OllamaOptions) == REFUSED_OPTIONS.keys()
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_the_tables_name_every_field() -> None:
         (types.EmbedRequest, schema.EmbedRequest),
         (types.EmbeddingsRequest, schema.EmbeddingsRequest),
         (types.ShowRequest, schema.ShowRequest),
-        (ollama.Message, schema.Message),
-        (ollama.Options, Options),
+        (ollama.Message, schema.OllamaMessage),
+        (ollama.Options, OllamaOptions),
     ],
 )
 def test_no_field_of_the_client_is_unknown(theirs: type[BaseModel], ours: type[BaseModel]) -> None:

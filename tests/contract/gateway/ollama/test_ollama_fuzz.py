@@ -14,7 +14,7 @@ from support.drivers.ollama import HI, WEATHER
 from support.fakes.frontend import MODEL
 from support.fakes.gateway import running_gateway
 from triptych_gateway.apis.ollama import schema
-from triptych_gateway.apis.ollama.options import Options
+from triptych_gateway.apis.ollama.options import OllamaOptions
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | texts
@@ -32,7 +32,9 @@ messages = st.fixed_dictionaries(
         "tool_call_id": texts,
     },
 )
-options = st.fixed_dictionaries({}, optional=dict.fromkeys(Options.model_fields, st.integers(-2, 3) | st.floats(0, 1) | scalars))
+options = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(OllamaOptions.model_fields, st.integers(-2, 3) | st.floats(0, 1) | scalars)
+)
 SCHEMAS = {
     "/api/chat": schema.ChatRequest,
     "/api/generate": schema.GenerateRequest,
