@@ -38,6 +38,11 @@ MESSAGES_HISTORY: list[dict[str, Any]] = [
     },
     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "42", "duration_ms": 3}]},
 ]
+OLLAMA_HISTORY: list[dict[str, Any]] = [
+    {"role": "user", "content": "Hi", "id": "u1"},
+    {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": {}, "x": 1}, "y": 2}]},
+    {"role": "tool", "content": "42", "tool_name": "f", "took_ms": 3},
+]
 RESPONSES_HISTORY: list[dict[str, Any]] = [
     {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi", "x": 1}]},
     {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "provider_data": {}},
@@ -50,6 +55,7 @@ RESPONSES_HISTORY: list[dict[str, Any]] = [
     [
         ("/v1/chat/completions", {"messages": CHAT_HISTORY}, 9),
         ("/v1/messages", {"messages": MESSAGES_HISTORY, "max_tokens": 9}, 3),
+        ("/api/chat", {"messages": OLLAMA_HISTORY}, 4),
         ("/v1/responses", {"input": RESPONSES_HISTORY}, 3),
     ],
 )

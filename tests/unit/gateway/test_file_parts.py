@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from triptych_gateway import file_parts
-from triptych_gateway.file_parts import FileParts
+from triptych_gateway.file_parts import OLLAMA_MARKS, FileParts
 
 CONTENT = bytes(range(256)) * 40
 
@@ -120,6 +120,36 @@ def test_sources_of_anthropic_are_cut_out(separators: tuple[str, str]) -> None:
     assert parts.take(first["source"]["data"]) == CONTENT
     assert parts.take(third["source"]["data"]) is None
     assert data in text["text"]
+
+
+@given(st.lists(st.integers(1, 9000), max_size=6), st.sampled_from([(",", ":"), (", ", ": "), (" ,\n ", " :\n ")]), st.booleans())
+def test_images_of_ollama_are_cut_out(lengths: list[int], separators: tuple[str, str], is_first: bool) -> None:
+    files = [bytes([number]) * length for number, length in enumerate(lengths)]
+    message: dict[str, Any] = {"role": "user", "content": '{"images": ["' + "A" * 5000, "more": "images"}
+    images = {"images": [base64.b64encode(file).decode() for file in files]}
+    body = json.dumps({"messages": [images | message if is_first else message | images]}, separators=separators).encode()
+    parts = FileParts(body, marks=OLLAMA_MARKS)
+    assert parts.restored(bytes(parts.rest)) == body
+    (read,) = json.loads(parts.rest)["messages"]
+    assert read["content"] == message["content"]
+    # A small picture ends the search: what follows it is parsed as JSON.
+    taken = [parts.take(image) for image in read["images"]]
+    num_large = next((place for place, length in enumerate(lengths) if (length + 2) // 3 * 4 < 4096), len(lengths))
+    assert taken == [*files[:num_large], *([None] * (len(files) - num_large))]
+    assert read["images"][num_large:] == images["images"][num_large:]
+    assert len(parts) == 0
+
+
+def test_images_are_no_mark_of_other_apis() -> None:
+    body = json.dumps({"images": ["A" * 5000]}).encode()
+    assert FileParts(body).rest == body
+
+
+def test_a_long_list_of_texts_is_not_searched_for_images() -> None:
+    body = b'{"images":[' + b'"a",' * 1_000_000 + b'"b"]}'
+    start_s = time.process_time()
+    assert FileParts(body, marks=OLLAMA_MARKS).rest == body
+    assert time.process_time() - start_s < 0.5
 
 
 @pytest.mark.parametrize("name", ["data", "x"])

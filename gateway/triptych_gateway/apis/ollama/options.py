@@ -30,9 +30,7 @@ class OllamaOptions(Schema):
     )
     presence_penalty: float | None = optional("Subtracted once from the logit of each generated token.", ge=-2, le=2)
     frequency_penalty: float | None = optional("Subtracted from a token's logit for each time it was generated.", ge=-2, le=2)
-    repeat_last_n: int | None = optional(
-        "Tokens that penalties look at. With a penalty only -1, all of them.", ge=-1, le=UINT32_MAX
-    )
+    repeat_last_n: int | None = optional("Last tokens that penalties look at. With a penalty only -1: all.", ge=-1, le=UINT32_MAX)
     num_ctx: int | None = optional(
         "The context that the client counts on, in tokens. More than the model's is refused; less changes nothing.", ge=1
     )

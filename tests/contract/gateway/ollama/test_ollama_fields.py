@@ -196,6 +196,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/api/chat", {"model": ""}, "model: "),
     ("/api/chat", {"messages": [{"role": "robot", "content": "Hi"}]}, "messages[0].role: "),
     ("/api/chat", {"messages": [{"role": "user", "images": ["?"]}]}, "messages[0].images[0]: must be a string in base64"),
+    (
+        "/api/chat",
+        {"messages": [{"role": "user", "images": ["http://127.0.0.1/a.png"]}]},
+        "messages[0].images[0]: must be a string",
+    ),
     ("/api/generate", {"prompt": "x", "raw": True, "system": "s"}, "system: not with raw"),
     ("/api/generate", {"prompt": "x", "raw": True, "think": True}, "think: not with raw"),
     ("/api/generate", {"prompt": "x", "images": ["?"]}, "images[0]: must be a string in base64"),
