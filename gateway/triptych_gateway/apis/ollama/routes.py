@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import orjson
 from fastapi import Request, Response
 from triptych.errors import InvalidRequestError
 from triptych.v1 import generation_pb2, models_pb2
@@ -84,11 +85,11 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
     _check_used(request, body, model)
     if not texts_of(body):
         await gateway_of(request).until_disconnect(request, gateway_of(request).frontend.load(model, _tenant(request)))
-        return Response(_embedded(request, body, [], 0).model_dump_json(), media_type="application/json")
+        return Response(orjson.dumps(_embedded(request, body, [], 0)), media_type="application/json")
 
     def to_json(reply: generation_pb2.EmbedResponse) -> dict[str, Any]:
         vectors = list(map(list, rows(reply.packed, reply.packed_vectors)))
-        return _embedded(request, body, vectors, reply.usage.prompt_tokens).model_dump()
+        return _embedded(request, body, vectors, reply.usage.prompt_tokens)
 
     return await answer_pooling(request, body, EMBED, lambda given, _: embed_request(given, model), EMBED_NAMES, to_json)
 
@@ -122,9 +123,10 @@ def _form(writer: OllamaWriter) -> StreamForm:
     return StreamForm(_NDJSON.encode(), writer.heartbeat)
 
 
-def _embedded(request: Request, body: EmbedRequest, vectors: list[list[float]], num_tokens: int) -> EmbedAnswer:
+def _embedded(request: Request, body: EmbedRequest, vectors: list[list[float]], num_tokens: int) -> dict[str, Any]:
+    """The fields of EmbedAnswer, which would take long to validate millions of numbers."""
     total = nanoseconds(time.perf_counter() - request.state.record.start_s)
-    return EmbedAnswer(model=body.model, embeddings=vectors, total_duration=total, prompt_eval_count=num_tokens)
+    return {"model": body.model, "embeddings": vectors, "total_duration": total, "prompt_eval_count": num_tokens}
 
 
 def _check_used(request: Request, body: _Body, model: str) -> None:
@@ -137,7 +139,7 @@ def _check_used(request: Request, body: _Body, model: str) -> None:
     if info is None:  # no frontend of it was reached yet
         return
     check_context(body.options, info.max_model_len)
-    if getattr(body, "think", None) is True and not info.capabilities.reasoning:
+    if getattr(body, "think", None) and not info.capabilities.reasoning:
         field = "think"
         raise InvalidRequestError(f"{field}: this model does not think; leave it out or send false", field=field)
 
@@ -149,7 +151,8 @@ async def _load(request: Request, body: ChatRequest | GenerateRequest, model: st
         await gateway.until_disconnect(request, gateway.frontend.load(model, _tenant(request)))
     elif grant_of(request).key.is_operator:
         named, has_keys = models_pb2.SleepModelRequest(name=model), gateway.settings.has_keys
-        await gateway.until_disconnect(request, administer(gateway.model_manager, "SleepModel", named, has_keys=has_keys))
+        # As in /admin/models, it goes on if the client leaves.
+        await administer(gateway.model_manager, "SleepModel", named, has_keys=has_keys)
     else:
         refusal = "keep_alive: 0 puts the model to sleep, which is for operators' API keys"
         raise AccessDeniedError(403, refusal, "operator", code="permission_denied", param="keep_alive")

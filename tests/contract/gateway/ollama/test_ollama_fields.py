@@ -189,6 +189,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/api/chat", {"format": "yaml"}, "format: "),
     ("/api/chat", {"think": "hard"}, "think: "),
     ("/api/chat", {"think": True}, "think: this model does not think"),
+    ("/api/chat", {"think": "high"}, "think: this model does not think"),
     ("/api/chat", {"keep_alive": 0}, "keep_alive: not supported"),
     ("/api/chat", {"keep_alive": "0s"}, "keep_alive: not supported"),
     ("/api/chat", {"keep_alive": "soon"}, "keep_alive: must be seconds, or a duration such as 5m"),

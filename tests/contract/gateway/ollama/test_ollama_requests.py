@@ -161,7 +161,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("field", "fields", "told"), FAULTS)
 async def test_errors_have_the_clients_names(field: str, fields: dict[str, Any], told: str) -> None:
-    frontend = FakeFrontend()
+    frontend = able(reasoning=True)
     frontend.script = fails(InvalidRequestError(f"{field}: is wrong", field=field))
     async with gateway_client(frontend) as client:
         response = await client.post("/api/chat", json=HI | fields)
