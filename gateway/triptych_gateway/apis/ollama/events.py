@@ -19,6 +19,7 @@ from triptych_gateway.generation.call import Choice
 from triptych_gateway.wire.cost import Cost
 from triptych_gateway.wire.errors import ApiError
 from triptych_gateway.wire.logprobs import tokens_json
+from triptych_gateway.wire.sse import TEXT, around_text
 from triptych_gateway.wire.tools import arguments_object
 
 _NS = 1e9
@@ -36,6 +37,10 @@ class OllamaWriter(ABC):
 
     def __init__(self, request_id: str, model: str, start_s: float, with_logprobs: bool) -> None:
         self._request_id, self._model, self._start_s, self._with_logprobs = request_id, model, start_s, with_logprobs
+        # A line with only new text is head + time + prefix + text + suffix.
+        self._head = orjson.dumps({"model": model})[:-1] + b',"created_at":"'
+        before, self._suffix = around_text(orjson.dumps({**self.content(TEXT), "done": False}, option=orjson.OPT_APPEND_NEWLINE))
+        self._prefix = b'",' + before[1:]
         #: The pieces of the tool call that is being written.
         self._call: list[generation_pb2.ToolCallDelta] = []
         #: Of tokens that no line has told of.
@@ -56,6 +61,9 @@ class OllamaWriter(ABC):
 
     def delta(self, index: int, delta: generation_pb2.ChoiceDelta) -> bytes:
         """The line of one delta. A tool call has one when it is complete."""
+        text = delta.text
+        if text and not self._call and not self._with_logprobs and not delta.finish_reason:
+            return self._head + timestamp().encode() + self._prefix + orjson.dumps(text) + self._suffix
         if self._with_logprobs:
             self._logprobs.extend(delta.logprobs)
         kind, lines = delta.WhichOneof("delta"), b""
@@ -63,8 +71,8 @@ class OllamaWriter(ABC):
             lines = self._call_line()
         if kind == "tool_call":
             self._call.append(delta.tool_call)
-        elif delta.text or delta.reasoning:
-            lines += self._line(self.content(delta.text, delta.reasoning), is_done=False)
+        elif text or delta.reasoning:
+            lines += self._line(self.content(text, delta.reasoning), is_done=False)
         if delta.finish_reason:
             self._last = delta
             lines += self._call_line() if self._call else b""
@@ -157,4 +165,4 @@ def nanoseconds(seconds: float) -> int:
 
 def timestamp() -> str:
     """The time now, as RFC 3339 has it."""
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return f"{datetime.now(UTC).isoformat()[:-6]}Z"
