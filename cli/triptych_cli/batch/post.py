@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from triptych_common.batch.retries import Retries
 
 from triptych_cli.errors import CommandError
 
-#: Statuses of a server that is full, and of one that is away for a time.
-_FULL, _AWAY = {429}, {502, 503, 504}
-#: How often a request is sent to a server that is away, or that fails. That is at least four minutes of pauses, and a second.
-_MAX_AWAY, _MAX_FAILURES = 30, 3
-#: The first and the longest pause before a request is sent again, in seconds.
-_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 15.0
+#: How often a request is sent to a server that is away: at least four minutes of pauses.
+_MAX_AWAY = 30
 #: Time for the answer to a GET, which computes nothing, in seconds.
 _GET_TIMEOUT_S = 30.0
 
@@ -71,7 +67,7 @@ class Client:
             await self._session.close()
 
     async def _ask(self, method: str, path: str, body: bytes | None) -> Answer:
-        away = failures = full = 0
+        retries = Retries(_MAX_AWAY)
         while True:
             reason, retry_after_s, answer = "", 0.0, None
             try:
@@ -79,25 +75,15 @@ class Client:
                 reason = f"status {answer.status}"
             except (aiohttp.ClientError, OSError) as error:
                 reason = str(error) or type(error).__name__
-            if answer is not None and answer.status in _FULL:
-                full += 1
-            elif answer is None or answer.status in _AWAY:
-                away += 1
-            elif answer.status >= 500:
-                failures += 1
-            else:
-                return answer
-            if away >= _MAX_AWAY or failures >= _MAX_FAILURES:
+            if not retries.again(None if answer is None else answer.status):
                 if answer is not None:
                     return answer
                 raise CommandError(f"{self._url} does not answer: {reason}; start the same command again to go on")
             self._check()
-            if away == 1 and not self._is_reported:
+            if retries.num_away == 1 and not self._is_reported:
                 self._is_reported = True
                 self._report(f"{self._url} does not answer ({reason}); trying again")
-            pause_s = min(_FIRST_PAUSE_S * 2 ** (away + failures + full - 1), _MAX_PAUSE_S)
-            # Requests that were refused together do not come back together.
-            await asyncio.sleep(max(retry_after_s, pause_s * random.uniform(0.5, 1.0)))
+            await asyncio.sleep(retries.pause_s(retry_after_s))
 
     async def _send(self, method: str, path: str, body: bytes | None) -> tuple[Answer, float]:
         if self._session is None:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import signal
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -16,9 +15,10 @@ from rich.console import Console
 from triptych.errors import StartupError
 from triptych.local import LocalServer
 from triptych.offline.calls.loop import Job, LoopThread, Window
+from triptych_common.batch.journal import Journal, JournalError, UnusableFileError, output_line
+from triptych_common.batch.lines import Line
 
-from triptych_cli.batch.journal import ID_PREFIX, Journal
-from triptych_cli.batch.lines import Input, Line, check_input, read_lines
+from triptych_cli.batch.lines import Input, check_input, read_lines
 from triptych_cli.batch.post import Answer, Client
 from triptych_cli.batch.progress import BatchProgress
 from triptych_cli.errors import CommandError
@@ -41,7 +41,7 @@ def run_batch(
     if url is not None:
         _check_url(url)
     wanted = check_input(source)
-    with contextlib.closing(Journal(output)) as journal:
+    with contextlib.closing(_opened(output)) as journal:
         if foreign := next((custom_id for custom_id in journal.done if custom_id not in wanted.custom_ids), None):
             raise CommandError(f"{output} has an answer to {foreign!r}, which is not in {source}; choose another output file")
         if len(journal.done) < len(wanted.custom_ids):
@@ -52,6 +52,14 @@ def run_batch(
     console.print(f"{len(journal.done)} requests are answered in {output}, {num_failed} of them with an error", soft_wrap=True)
     if num_failed:
         raise CommandError(f"{num_failed} requests failed; their lines have a status_code of 400 or more")
+
+
+def _opened(output: Path) -> Journal:
+    """The journal of a run. Raises CommandError."""
+    try:
+        return Journal(output)
+    except JournalError as error:
+        raise CommandError(str(error), exit_code=2 if isinstance(error, UnusableFileError) else 1) from error
 
 
 def _answer_all(source: Path, wanted: Input, journal: Journal, client: Client, max_in_flight: int, console: Console) -> None:
@@ -66,9 +74,11 @@ def _answer_all(source: Path, wanted: Input, journal: Journal, client: Client, m
         ):
             for index, task in ended:
                 answer, custom_id = task.result(), lines[index].custom_id
-                journal.write(custom_id, answer.status, _output_line(custom_id, answer))
+                journal.write(custom_id, answer.status, output_line(custom_id, answer.status, answer.request_id, answer.body))
                 progress.add(answer.num_tokens("prompt"), answer.num_tokens("completion"))
         console.print(progress.speed(), soft_wrap=True)
+    except JournalError as error:
+        raise CommandError(f"{error}; start the same command again to go on") from error
     finally:
         loop.close(client.close)
 
@@ -81,11 +91,6 @@ def _jobs(source: Path, done: frozenset[str], lines: list[Line], client: Client)
             # Only the window holds bodies.
             lines.append(Line(line.number, line.custom_id, line.url, {}))
             yield Job(functools.partial(client.post, line.url, body), len(body))
-
-
-def _output_line(custom_id: str, answer: Answer) -> dict:
-    response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
-    return {"id": f"{ID_PREFIX}{uuid.uuid4().hex}", "custom_id": custom_id, "response": response, "error": None}
 
 
 def check_models(wanted: Mapping[str, int], answer: Answer) -> None:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.run_dir import run_dir
-from triptych_cli.batch.journal import Journal
 from triptych_cli.batch.lines import check_input, read_lines
 from triptych_cli.errors import CommandError
 from triptych_cli.main import app
+from triptych_common.batch.journal import Journal, JournalError
 from typer.testing import CliRunner
 
 
@@ -86,7 +86,7 @@ def test_a_pipe_is_refused_because_it_cannot_be_read_twice(tmp_path: Path) -> No
         with pytest.raises(CommandError, match="is not a regular file") as raised:
             check_input(pipe)
         assert raised.value.exit_code == 2
-        with pytest.raises(CommandError, match="is not a regular file"):
+        with pytest.raises(JournalError, match="is not a regular file"):
             Journal(pipe)
     finally:
         os.close(descriptor)
@@ -131,7 +131,7 @@ def test_a_torn_last_line_is_cut_off(num_whole: int, num_torn_bytes: int) -> Non
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     first = Journal(path)
-    with pytest.raises(CommandError, match="another run writes to"):
+    with pytest.raises(JournalError, match="another run writes to"):
         Journal(path)
     first.close()
     Journal(path).close()
@@ -147,10 +147,10 @@ def test_what_is_no_output_is_left_as_it_is(tmp_path: Path) -> None:
     ):
         path = tmp_path / "notes.txt"
         path.write_text(text)
-        with pytest.raises(CommandError, match=r"line 1 of .* is not the output of a batch"):
+        with pytest.raises(JournalError, match=r"line 1 of .* is not the output of a batch"):
             Journal(path)
         assert path.read_text() == text
-    with pytest.raises(CommandError, match="cannot write"):
+    with pytest.raises(JournalError, match="cannot write"):
         Journal(tmp_path)
 
 
@@ -186,7 +186,7 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(CommandError, match=r"cannot write .*out\.jsonl: No space left on device"):
+    with pytest.raises(JournalError, match=r"cannot write .*out\.jsonl: No space left on device"):
         journal.write("a", 200, entry("a"))
     assert not journal.done
     journal.close()

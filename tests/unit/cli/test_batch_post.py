@@ -65,7 +65,7 @@ async def test_what_is_no_json_is_no_answer() -> None:
 
 
 async def test_a_server_that_is_away_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych_cli.batch.post._MAX_PAUSE_S", 0.001)
+    monkeypatch.setattr("triptych_common.batch.retries._MAX_PAUSE_S", 0.001)
     notices: list[str] = []
     async with client(html(502), html(503), html(429), web.json_response({}), notices=notices) as (made, seen):
         first, second = await asyncio.gather(made.post("/v1/completions", b"{}"), made.get("/v1/models"))
@@ -77,7 +77,7 @@ async def test_a_server_that_is_away_is_told_of_once(monkeypatch: pytest.MonkeyP
 
 async def test_a_get_that_hangs_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triptych_cli.batch.post._GET_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("triptych_cli.batch.post._MAX_PAUSE_S", 0.001)
+    monkeypatch.setattr("triptych_common.batch.retries._MAX_PAUSE_S", 0.001)
     monkeypatch.setattr("triptych_cli.batch.post._MAX_AWAY", 3)
     connections: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
