@@ -21,8 +21,12 @@ from triptych_gateway.access.middleware import AccessMiddleware, HostCheck, Requ
 from triptych_gateway.access.routes import Access, AccessPaths, AccessRouter, ErrorBodies
 from triptych_gateway.apis import models, tokens
 from triptych_gateway.apis.audio import routes as audio
+from triptych_gateway.apis.batches import routes as batches
+from triptych_gateway.apis.batches.runner import BatchRunner
 from triptych_gateway.apis.chat import routes as chat
 from triptych_gateway.apis.completions import routes as completions
+from triptych_gateway.apis.files import routes as files
+from triptych_gateway.apis.files import uploads
 from triptych_gateway.apis.messages import routes as messages
 from triptych_gateway.apis.ollama import models as ollama_models
 from triptych_gateway.apis.ollama import routes as ollama
@@ -45,6 +49,10 @@ ROUTERS = (
     ollama_models.router,
     ollama_models.open_router,
     audio.router,
+    files.router,
+    uploads.router,
+    uploads.parts_router,
+    batches.router,
     models.router,
     tokens.router,
     pooling.router,
@@ -63,6 +71,7 @@ A field that is not honoured is refused with a 400 that names it; nothing is sil
 def create_app(settings: GatewaySettings) -> FastAPI:
     """Build the application. Its lifespan opens the connections to the frontends. Its routes share `app.state.gateway`."""
     gateway = Gateway(settings)
+    runner: BatchRunner | None = None
     routers: Sequence[AccessRouter] = ROUTERS if settings.playground else ROUTERS[:-1]
     if settings.has_keys and settings.load_metrics_without_key:
         routers = [health.open_metrics_router if router is health.metrics_router else router for router in routers]
@@ -70,6 +79,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await gateway.open()
+        if runner is not None:
+            runner.start()
         try:
             yield
         finally:
@@ -88,6 +99,9 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.gateway = gateway
+    if gateway.files is not None:
+        app.state.batches = runner = BatchRunner(gateway, gateway.files, app)
+        gateway.before_close.append(runner.close)
     app.state.responses = Responses(gateway)
     app.state.error_bodies = ErrorBodies(routers)
     for router in routers:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-_BATCHES = "`triptych batch` answers a file of requests"
 _NO_STATE = "POST /v1/responses keeps a conversation, with previous_response_id"
 _TEXT_ONLY = "this server makes text"
 _MANAGED = "models are fetched and served by `triptych serve`, and loaded by POST /admin/models/load"
 #: The beginning of a path -> what is nearest. The first that fits counts.
 _NEAREST: tuple[tuple[str, str], ...] = (
-    ("/v1/messages/batches", _BATCHES),
-    ("/v1/batches", _BATCHES),
-    ("/v1/files", f"{_BATCHES}; media are sent within a request"),
-    ("/v1/uploads", "media are sent within a request"),
+    ("/v1/messages/batches", "POST /v1/batches, in OpenAI's format"),
     ("/v1/assistants", _NO_STATE),
     ("/v1/threads", _NO_STATE),
     ("/v1/conversations", _NO_STATE),

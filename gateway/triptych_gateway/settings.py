@@ -25,6 +25,10 @@ def _split_commas(value: Any) -> Any:
     return tuple(name.strip() for part in parts for name in part.split(",") if name.strip())
 
 
+def _path_or_none(value: Any) -> Any:
+    return None if value == "" else value
+
+
 _Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=1024)]
 _Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_commas)]
 
@@ -179,6 +183,31 @@ class GatewaySettings(ServiceSettings):
             "tenant's share, get 429.",
         ),
     ] = 256
+    files_dir: Annotated[
+        Path | None,
+        BeforeValidator(_path_or_none),
+        Field(
+            description="Directory of the files of /v1/files, and of the batches that are made from them. Gateways of one machine "
+            "may share it; a network file system is not supported. Without one, files and batches are refused. `triptych serve` "
+            "sets it to `files` in its cache directory, unless that cannot be written; an empty value turns files off."
+        ),
+    ] = None
+    max_file_bytes: Annotated[_Bytes, Field(description="Largest file; larger ones are refused with 413.")] = 512 << 20
+    files_max_bytes: Annotated[
+        _Bytes,
+        Field(
+            description="Size of all files. With API keys, tenants have fair shares of it. What finds no room is refused; the "
+            "output of batches is always kept. 256 MiB of the file system are left free."
+        ),
+    ] = 8 << 30
+    max_batch_requests: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=10_000,
+            description="Requests of batches that are answered at the same time. With API keys, tenants have fair shares of them.",
+        ),
+    ] = 16
     max_websockets: Annotated[
         int, Field(ge=0, le=100_000, description="WebSockets that are open at the same time; further ones get 429.")
     ] = 1024

@@ -30,7 +30,8 @@ from triptych_gateway.frontends.router import FrontendRouter
 from triptych_gateway.generation.http import until_disconnect
 from triptych_gateway.metrics import GenerationMeter, Metrics
 from triptych_gateway.settings import GatewaySettings
-from triptych_gateway.stores.opening import open_store
+from triptych_gateway.stores.opening import FileStores, open_store
+from triptych_gateway.wire.errors import NotFoundError
 
 T = TypeVar("T")
 
@@ -46,6 +47,7 @@ class Gateway:
     """All objects that live as long as the server. Call `open` and `close` on the server's event loop."""
 
     pool: Pool[FrontendConnection]
+    models: ServedModels
     router: FrontendRouter
     frontend: FrontendClient
     engine_loads: EngineLoads
@@ -71,6 +73,12 @@ class Gateway:
         if (tls := self.tls) is not None:
             self.metrics.add_certificate("certificate", lambda: tls.watched.current.expiry_s)
         self.store = open_store(settings.response_store, settings.response_ttl_s, settings.response_store_max_bytes)
+        directory = settings.files_dir
+        #: None: files are not kept here.
+        self.files: FileStores | None = None
+        if directory is not None:
+            sizes = settings.max_file_bytes, settings.files_max_bytes
+            self.files = FileStores(directory, *sizes, lambda: self.access.num_tenants)
         #: Called before the requests in flight are ended, while the store is open.
         self.before_close: list[Callable[[], Awaitable[None]]] = []
         self.metrics.bodies_waiting.set_function(lambda: self.bodies.num_waiting)
@@ -84,7 +92,7 @@ class Gateway:
         socket = self.settings.model_manager
         self.model_manager = manager = ModelManagerClient(socket) if socket is not None else None
         wake = manager.wake if manager is not None else None
-        models = ServedModels(self.pool, self.settings.expected_models, self.settings.model_wait_s, waiting, wake)
+        self.models = models = ServedModels(self.pool, self.settings.expected_models, self.settings.model_wait_s, waiting, wake)
         self.metrics.served_models, self.metrics.waiting_for_model = lambda: models.names, models.num_waiting
         self.router = FrontendRouter(self.pool, models)
         self.frontend = FrontendClient(self.pool, self.router, models)
@@ -110,6 +118,8 @@ class Gateway:
             await hook()
         self.stop_requests()
         await self.store.close()
+        if self.files is not None:
+            await self.files.close()
         await self.router.close()
         if self.model_manager is not None:
             await self.model_manager.close()
@@ -148,6 +158,14 @@ def grant_of(request: HTTPConnection) -> Grant:
 def call_context_of(tenant: str) -> common_pb2.CallContext:
     """What frontends are told about a call: the tenant, and the place in the trace that the current task works for."""
     return call_context(tenant, trace_var.get())
+
+
+def stores_of(request: HTTPConnection) -> FileStores:
+    """The stores of files and batches. Raises NotFoundError if this gateway keeps none."""
+    stores = gateway_of(request).files
+    if stores is None:
+        raise NotFoundError("this gateway keeps no files, because its operator has set no directory for them (files_dir)")
+    return stores
 
 
 def request_id_of(request: Request) -> str:

@@ -29,7 +29,7 @@ def check_input(path: Path) -> Input:
     wrong: list[str] = []
     for number, text in _texts(path):
         try:
-            check.read(number, text)
+            check.note(parse_line(number, text))
         except LineError as error:
             wrong.append(f"line {number}: {error}")
     if wrong:

@@ -102,7 +102,7 @@ class AccessControl:
 
         The key may be revoked meanwhile, see `renewed`.
         """
-        if self._num_tenants > 1 and self._refusals.delay_s(key.id):
+        if self.num_tenants > 1 and self._refusals.delay_s(key.id):
             self._metrics.in_flight.dec()  # autoscalers follow it
             try:
                 await self._refusals.wait(key.id)
@@ -119,13 +119,36 @@ class AccessControl:
         record.key_id, record.tenant = now.id, now.principal.tenant
         return now
 
+    def key_of(self, key_id: str, tenant: str) -> Key | None:
+        """The key as it is now, for work that its owner has left to the gateway. None if this gateway has other callers.
+
+        Args:
+            tenant: whose data the work is about.
+
+        Raises:
+            AccessDeniedError: the key is no longer accepted, or it is another tenant's now.
+        """
+        if self._ring is None:
+            return NO_KEY if key_id == NO_KEY.id else None
+        key = self._ring.get(key_id)
+        if not isinstance(key, Key):
+            raise _unauthenticated([key])
+        if key.principal.tenant != tenant:
+            raise _unauthenticated(["wrong"])
+        return key
+
+    def admit_own(self, key: Key, record: RequestRecord) -> Grant:
+        """The permission of a request that the gateway itself makes with a key of `key_of`."""
+        record.key_id, record.tenant = key.id, key.principal.tenant
+        return self.grant(key, record)
+
     def grant(self, key: Key, record: RequestRecord) -> Grant:
         """The permission for a request. Its owner begins and ends it."""
         return Grant(key, record, self._rates, self._places)
 
     def shares(self, capacity: int) -> FairShare:
         """Fair shares of something finite, for as many tenants as there are. Without keys, one tenant gets all of it."""
-        shares = FairShare(capacity, self._num_tenants)
+        shares = FairShare(capacity, self.num_tenants)
         self._shares.append(shares)
         return shares
 
@@ -181,12 +204,13 @@ class AccessControl:
         )
 
     @property
-    def _num_tenants(self) -> int:
+    def num_tenants(self) -> int:
+        """How many tenants there are."""
         return 1 if self._ring is None else self._ring.num_tenants
 
     def _note_keys(self, change: KeyChange) -> None:
         for shares in self._shares:
-            shares.limit_tenants(self._num_tenants)
+            shares.limit_tenants(self.num_tenants)
         if self._audit is not None:
             self._audit.write("keys", added=change.added, removed=change.removed, changed=change.changed)
 

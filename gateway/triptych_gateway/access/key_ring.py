@@ -114,8 +114,13 @@ class KeyRing:
 
     def renewed(self, key: Key) -> Key | Refusal:
         """The key as it is now, for a connection that was opened with it, or why it is no longer accepted."""
-        now = self._default if key.id == DEFAULT_ID else self._keys.get(key.id)
-        return "wrong" if now is None or now.digest != key.digest else now.refusal() or now
+        now = self.get(key.id)
+        return now if not isinstance(now, Key) or now.digest == key.digest else "wrong"
+
+    def get(self, key_id: str) -> Key | Refusal:
+        """The key with this id as it is now, or why it is not accepted."""
+        now = self._default if key_id == DEFAULT_ID else self._keys.get(key_id)
+        return "wrong" if now is None else now.refusal() or now
 
     def _set_keys(self, keys: dict[str, Key]) -> None:
         self._keys = keys

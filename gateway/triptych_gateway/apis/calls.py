@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import orjson
-from fastapi import Request, Response
-from triptych.errors import TriptychError
+from fastapi import Depends, Request, Response
+from triptych.errors import InvalidRequestError, TriptychError
 from triptych.v1 import generation_pb2, preprocess_pb2
 from triptych_common.limits import MAX_AFFINITY_KEY_CHARS
 
@@ -51,6 +51,17 @@ def responses(model: type, description: str) -> dict[int | str, dict[str, Any]]:
         model: schema of an answer that is not streamed.
     """
     return {200: {"model": model, "description": description, "content": EVENT_STREAM}, **openapi_responses()}
+
+
+def known_query(*names: str) -> Any:
+    """A dependency that refuses parameters of the query that the route does not know."""
+
+    def check(request: Request) -> None:
+        unknown = next((name for name in request.query_params if name.removesuffix("[]") not in names), None)
+        if unknown is not None:
+            raise InvalidRequestError(f"{unknown[:60]}: unknown parameter of the query", field=unknown[:60])
+
+    return Depends(check)
 
 
 async def answer(request: Request, call: GenerationCall) -> Response:

@@ -43,6 +43,8 @@ class JsonRequest(Request):
     def model_named(self, value: Any) -> Any:
         """The name of the served model that the body means; anything but a string if it names none."""
         return value.get("model") if isinstance(value, dict) else None
+    #: Whether the body names the model that answers it.
+    names_model = True
 
     async def body(self) -> bytes:
         """The bytes of the body. JSON and forms are not copied to `bytes`: FastAPI only checks whether the body is empty."""
@@ -55,7 +57,7 @@ class JsonRequest(Request):
                 raise _too_large(limit)
             self.state.body_hold = hold = gateway.bodies.hold(self.state.principal.tenant, int(num_bytes * MEMORY_FACTOR))
             body = bytearray()
-            reader = _Reader(self.stream(), gateway.settings.body_timeout_s)
+            reader = BodyReader(self.stream(), gateway.settings.body_timeout_s)
             while (chunk := await reader.next(len(body), hold.ends_s)) is not None:
                 if len(body) + len(chunk) > limit:
                     raise _too_large(limit)
@@ -83,7 +85,8 @@ class JsonRequest(Request):
         if not hasattr(self, "_json"):
             body = await self.body()
             value, files = await run_sized(len(body), lambda: _parsed_with_files(body, self.file_marks))
-            grant_of(self).use_model(self.model_named(value), gateway_of(self).served_models)
+            if self.names_model:
+                grant_of(self).use_model(self.model_named(value), gateway_of(self).served_models)
             self._json = await self._validated(value, files)
             files.rest = b""  # otherwise the body stays in memory until the answer is complete
             self.state.files = files
@@ -127,11 +130,11 @@ def too_many_parts(text: bytes | bytearray | str) -> str:
     return ""
 
 
-class _Reader:
+class BodyReader:
     """Reads a body whose sender keeps to a pace.
 
     Args:
-        timeout_s: longest time for all of the body, without the waits for memory.
+        timeout_s: longest time for all of the body, without the waits for memory or a disk.
     """
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], timeout_s: float) -> None:
@@ -213,10 +216,11 @@ class JsonRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle, body = super().get_route_handler(), get_type_hints(self.endpoint, include_extras=True).get("body")
         schema = None if body is None else TypeAdapter(body)
+        names_model = "model" in getattr(body, "model_fields", ("model",))
 
         async def handle_json(request: Request) -> Response:
             json_request = self.request_class(request.scope, request.receive)
-            json_request.schema = schema
+            json_request.schema, json_request.names_model = schema, names_model
             try:
                 return await handle(json_request)
             finally:

@@ -1,10 +1,19 @@
-"""Opens the store that a setting names."""
+"""Opens the stores that settings name."""
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from triptych_gateway.stores.batches import BATCHES_SCHEMA, BatchStore
+from triptych_gateway.stores.database import Database
+from triptych_gateway.stores.disk import Disk
+from triptych_gateway.stores.files import FILES_SCHEMA, LIVE, FileStore
 from triptych_gateway.stores.memory import MemoryStore
 from triptych_gateway.stores.sqlite import SqliteStore
-from triptych_gateway.stores.store import ResponseStore
+from triptych_gateway.stores.store import Clock, ResponseStore, wall_clock
+from triptych_gateway.stores.uploads import UPLOADS_SCHEMA, UploadStore
 from triptych_gateway.stores.valkey import ValkeyStore
 
 #: What the settings may be.
@@ -43,3 +52,43 @@ def open_store(target: str, ttl_s: float, max_bytes: int) -> ResponseStore:
     if target.startswith("sqlite:"):
         return SqliteStore(target.removeprefix("sqlite:"), ttl_s, max_bytes)
     return MemoryStore(ttl_s, max_bytes)
+
+
+class FileStores:
+    """What is kept in the directory of files: files, uploads, batches.
+
+    Args:
+        directory: it may be shared by gateways of one machine.
+        max_file_bytes: size of the largest file.
+        max_bytes: size of all files, of which tenants have fair shares.
+        num_tenants: how many tenants there can be.
+
+    Raises:
+        StartupError: the directory cannot be written.
+    """
+
+    def __init__(
+        self, directory: Path, max_file_bytes: int, max_bytes: int, num_tenants: Callable[[], int], clock: Clock = wall_clock
+    ) -> None:
+        self.disk = Disk(directory)
+        schema = FILES_SCHEMA + UPLOADS_SCHEMA + BATCHES_SCHEMA
+        self._database = Database(str(directory / "files.sqlite"), schema, "the store of files", "--files-dir")
+        self.files = FileStore(self._database, self.disk, max_file_bytes, max_bytes, num_tenants, clock)
+        self.uploads = UploadStore(self._database, self.disk, clock)
+        self.batches = BatchStore(self._database, self.disk, clock)
+
+    async def sweep(self) -> None:
+        """Remove what has expired. Raises ServiceUnavailableError, or OSError."""
+        await self.uploads.sweep()
+        await self.files.sweep()
+        await self.batches.sweep()
+        await self._database.run(self._sweep)
+
+    def _sweep(self, database: sqlite3.Connection) -> None:
+        contents = {row[0] for row in database.execute("SELECT id FROM files UNION ALL SELECT id FROM parts")}
+        batches = {row[0] for row in database.execute(f"SELECT id FROM batches WHERE status IN {LIVE}")}  # noqa: S608
+        self.disk.sweep(contents, batches)
+
+    async def close(self) -> None:
+        """Close the database."""
+        await self._database.close()

@@ -218,6 +218,22 @@ JsonObject = Annotated[dict[str, Any], AfterValidator(Shallow(MAX_JSON_DEPTH))]
 JsonSchema = Annotated[dict[str, Any], AfterValidator(Shallow(MAX_SCHEMA_DEPTH))]
 
 
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16, fail_fast=True)
+]
+
+
+def _whole_number(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 12 else value
+
+
+class ExpiresAfter(Schema):
+    """When a file is deleted. A form has two fields: `expires_after[anchor]` and `expires_after[seconds]`."""
+
+    anchor: Annotated[Literal["created_at"], Field(description="The time at which the file was made.")]
+    seconds: Annotated[int, BeforeValidator(_whole_number), Field(ge=3600, le=30 * 86400, description="An hour to 30 days.")]
+
+
 class ErrorDetail(BaseModel):
     """The error."""
 

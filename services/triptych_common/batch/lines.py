@@ -43,7 +43,7 @@ class Line:
 
 
 class LineCheck:
-    """Reads the lines of one file in their order. Holds what they have in common."""
+    """What the lines of one file have in common."""
 
     def __init__(self) -> None:
         #: custom_id -> number of its line.
@@ -51,16 +51,14 @@ class LineCheck:
         #: Model -> number of the first line that names it.
         self.models: dict[str, int] = {}
 
-    def read(self, number: int, text: bytes) -> Line:
-        """The request of a line, which is noted. Raises LineError."""
-        line = parse_line(number, text)
-        first = self.numbers.setdefault(line.custom_id, number)
-        if first != number:
+    def note(self, line: Line) -> None:
+        """Note the next line. Raises LineError if its custom_id is that of an earlier one."""
+        first = self.numbers.setdefault(line.custom_id, line.number)
+        if first != line.number:
             message = f"custom_id {line.custom_id[:100]!r} is that of line {first} already"
             raise LineError(message, "duplicate_custom_id", "custom_id")
         if line.model is not None:
-            self.models.setdefault(line.model, number)
-        return line
+            self.models.setdefault(line.model, line.number)
 
 
 def read_texts(path: Path, max_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:

@@ -181,7 +181,7 @@ async def test_unknown_routes_and_methods(method: str, path: str, status: int) -
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("/v1/batches", "not served here; nearest: `triptych batch` answers a file of requests"),
+        ("/v1/messages/batches", "not served here; nearest: POST /v1/batches, in OpenAI's format"),
         ("/v1/assistants/asst_1", "not served here; nearest: POST /v1/responses keeps a conversation, with previous_response_id"),
         (
             "/v1/images/generations",

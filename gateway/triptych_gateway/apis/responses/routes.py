@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import orjson
-from fastapi import Depends, Query, Request, Response
+from fastapi import Query, Request, Response
 from triptych.errors import InvalidRequestError
 
 from triptych_gateway.access.control import audited
 from triptych_gateway.access.routes import Access, AccessRouter
-from triptych_gateway.apis.calls import generate, preprocess, responses
+from triptych_gateway.apis.calls import generate, known_query, preprocess, responses
 from triptych_gateway.apis.json_body import JsonRoute, files_of
 from triptych_gateway.apis.responses.background import Run
 from triptych_gateway.apis.responses.compaction import compacted, summary_request, with_task
@@ -34,17 +34,6 @@ router.add_websocket_route("/v1/responses", serve)
 _EVENTS = "One response object; or, when stream is true, server-sent events, and data: [DONE] at the end."
 _ONE = "/v1/responses/{response_id}"
 Include = Annotated[list[str] | None, Query(description="Changes nothing: items are always sent whole.")]
-
-
-def _known_query(*names: str) -> Any:
-    """A dependency that refuses parameters of the query that the route does not know."""
-
-    def check(request: Request) -> None:
-        unknown = next((name for name in request.query_params if name.removesuffix("[]") not in names), None)
-        if unknown is not None:
-            raise InvalidRequestError(f"{unknown[:60]}: unknown parameter of the query", field=unknown[:60])
-
-    return Depends(check)
 
 
 @router.post("/v1/responses", response_class=Response, responses=responses(ResponseObject, _EVENTS))
@@ -107,7 +96,7 @@ async def count_input_tokens(request: Request, body: InputTokensRequest) -> Inpu
     _ONE,
     response_class=Response,
     responses=responses(ResponseObject, _EVENTS),
-    dependencies=[_known_query("include", "include_obfuscation", "starting_after", "stream")],
+    dependencies=[known_query("include", "include_obfuscation", "starting_after", "stream")],
 )
 async def get_response(
     request: Request,
@@ -133,7 +122,7 @@ async def get_response(
     return Response(b"".join(split_events(record.events)[after + 1 :]), media_type="text/event-stream; charset=utf-8")
 
 
-@router.delete(_ONE, response_model=DeletedResponse, responses=openapi_responses(), dependencies=[_known_query()])
+@router.delete(_ONE, response_model=DeletedResponse, responses=openapi_responses(), dependencies=[known_query()])
 async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a stored response. One that is made in the background is cancelled."""
     record = await _record(request, response_id)
@@ -143,7 +132,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
     return _json(orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
 
 
-@router.post(f"{_ONE}/cancel", response_model=ResponseObject, responses=openapi_responses(), dependencies=[_known_query()])
+@router.post(f"{_ONE}/cancel", response_model=ResponseObject, responses=openapi_responses(), dependencies=[known_query()])
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Cancel a response that is made in the background. One that has ended is returned as it is."""
     record = await responses_of(request).background.cancel(await _record(request, response_id))
@@ -154,7 +143,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     f"{_ONE}/input_items",
     response_model=ItemList,
     responses=openapi_responses(),
-    dependencies=[_known_query("after", "include", "limit", "order")],
+    dependencies=[known_query("after", "include", "limit", "order")],
 )
 async def list_input_items(
     request: Request,

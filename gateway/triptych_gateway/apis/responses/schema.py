@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, mode
 
 from triptych_gateway.apis.responses.items import Input
 from triptych_gateway.wire.generation import GenerationRequest, StreamOptions
-from triptych_gateway.wire.schema import UINT32_MAX, JsonObject, JsonSchema, NoOp, Schema, at, optional, refuse
+from triptych_gateway.wire.schema import UINT32_MAX, JsonObject, JsonSchema, Metadata, NoOp, Schema, at, optional, refuse
 from triptych_gateway.wire.tools import FunctionDefinition
 
 MAX_TOOLS = 512
@@ -141,9 +141,6 @@ Include = Literal[
     "web_search_call.action.sources",
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
-]
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16, fail_fast=True)
 ]
 
 

@@ -50,6 +50,9 @@ def body(fields: dict[str, Any], **more: Any) -> Row:
 
 OPEN = Row(Access.OPEN)
 MANAGED = Row(Access.OPERATOR, request={"json": {"name": "m"}}, has_model=False, is_there=False)
+#: The gateway of this test keeps no files; `batches/` tests those that do.
+KEPT = Row(has_model=False, is_there=False)
+_BATCH = {"input_file_id": "a", "endpoint": "/v1/completions", "completion_window": "24h"}
 STORED = Row(path=_RESPONSE, has_model=False)
 ROWS: dict[tuple[str, str], Row] = {
     ("GET", "/openapi.json"): OPEN,
@@ -76,6 +79,19 @@ ROWS: dict[tuple[str, str], Row] = {
     ("GET", "/api/version"): OPEN,
     ("POST", "/v1/audio/transcriptions"): Row(request=_AUDIO),
     ("POST", "/v1/audio/translations"): Row(request=_AUDIO),
+    ("GET", "/v1/files"): KEPT,
+    ("POST", "/v1/files"): KEPT,
+    ("GET", "/v1/files/{file_id}"): KEPT,
+    ("DELETE", "/v1/files/{file_id}"): KEPT,
+    ("GET", "/v1/files/{file_id}/content"): KEPT,
+    ("POST", "/v1/uploads"): replace(KEPT, request={"json": {"bytes": 1, "filename": "a", "mime_type": "b", "purpose": "vision"}}),
+    ("POST", "/v1/uploads/{upload_id}/parts"): KEPT,
+    ("POST", "/v1/uploads/{upload_id}/complete"): replace(KEPT, request={"json": {"part_ids": ["a"]}}),
+    ("POST", "/v1/uploads/{upload_id}/cancel"): KEPT,
+    ("GET", "/v1/batches"): KEPT,
+    ("POST", "/v1/batches"): replace(KEPT, request={"json": _BATCH}),
+    ("GET", "/v1/batches/{batch_id}"): KEPT,
+    ("POST", "/v1/batches/{batch_id}/cancel"): KEPT,
     ("GET", "/v1/models"): Row(has_model=False),
     ("GET", "/v1/models/{name:path}"): Row(path=f"/v1/models/{MODEL.name}"),
     ("POST", "/tokenize"): body({**_MODEL, "prompt": "x"}),
