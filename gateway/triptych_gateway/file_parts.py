@@ -74,6 +74,9 @@ class FileParts:
         self._nonce = f"~{secrets.token_hex(8)}:"
         self._names = re.compile(re.escape(self._nonce.encode()) + rb"[0-9]+")
         self._payloads: dict[str, memoryview] = {}
+        #: Contents of files that the request names by their ids, and texts of documents by their keys.
+        self.stored: dict[str, bytes] = {}
+        self.texts: dict[tuple[str | None, ...], str] = {}
         self.rest = self._cut(body, marks)
 
     def __len__(self) -> int:

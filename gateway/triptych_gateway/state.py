@@ -34,6 +34,7 @@ from triptych_gateway.stores.opening import FileStores, open_store
 from triptych_gateway.wire.errors import NotFoundError
 
 T = TypeVar("T")
+_MAX_PDF_READERS = 2
 
 
 class Port(Protocol):
@@ -81,6 +82,8 @@ class Gateway:
             self.files = FileStores(directory, *sizes, lambda: self.access.num_tenants)
         #: Called before the requests in flight are ended, while the store is open.
         self.before_close: list[Callable[[], Awaitable[None]]] = []
+        #: The right to have a PDF file read, by a process.
+        self.pdf_readers = self.access.shares(_MAX_PDF_READERS)
         self.metrics.bodies_waiting.set_function(lambda: self.bodies.num_waiting)
 
     async def open(self) -> None:

@@ -10,7 +10,8 @@ from triptych_common.rpc.structs import to_struct
 
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import MediaFile
-from triptych_gateway.wire.conversation import ChatPrompt, MediaPart, Message, TextPart, has_media
+from triptych_gateway.wire.conversation import ChatPrompt, FilePart, MediaPart, Message, TextPart, has_media
+from triptych_gateway.wire.documents import document_text
 from triptych_gateway.wire.field_names import FieldNames
 from triptych_gateway.wire.generation import GenerationRequest, ResponseFormat, StructuredOutputs
 from triptych_gateway.wire.media import write_media
@@ -72,6 +73,8 @@ def write_prompt(
             if isinstance(part, MediaPart):
                 item = turn.content.add().media
                 files += write_media(item, part, f"messages[{number}].content[{index}]", parts, body.mm_processor_kwargs)
+            elif isinstance(part, FilePart):
+                turn.content.add(text=document_text(part.file, parts, f"messages[{number}].content[{index}].file"))
             else:
                 turn.content.add(text=part.text if isinstance(part, TextPart) else part.refusal)
         if isinstance(message.content, str) and (message.content or not message.refusal):

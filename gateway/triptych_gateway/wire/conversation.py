@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from triptych_gateway.wire.documents import Document
 from triptych_gateway.wire.schema import HistorySchema, JsonObject, NoOp, Schema, TextOr, at, optional, refuse
 from triptych_gateway.wire.tools import ToolCalls
 
@@ -107,8 +108,16 @@ class AudioPart(MediaPart):
     input_audio: InputAudio | None = None
 
 
+class FilePart(HistorySchema):
+    """A document. The model reads its text."""
+
+    type: Literal["file"]
+    file: Document
+    prompt_cache_breakpoint: Annotated[Any, NoOp(because=_NO_BREAKPOINT)] = None
+
+
 AnyMediaPart = ImagePart | AudioPart | AudioUrlPart | VideoPart
-ContentPart = Annotated[TextPart | RefusalPart | AnyMediaPart, Field(discriminator="type")]
+ContentPart = Annotated[TextPart | RefusalPart | FilePart | AnyMediaPart, Field(discriminator="type")]
 
 
 Content = TextOr[Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]]
@@ -195,6 +204,14 @@ class TextOrMessages(Schema):
         if self.add_special_tokens and self.messages is not None:
             raise at("add_special_tokens", "not with messages: the chat template writes the special tokens itself")
         return self
+
+
+def documents_of(messages: Iterable[Message]) -> Iterator[tuple[Document, str]]:
+    """The documents of a conversation, each with the path of its field."""
+    for number, message in enumerate(messages):
+        for index, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if isinstance(part, FilePart):
+                yield part.file, f"messages[{number}].content[{index}].file"
 
 
 def has_media(messages: Iterable[Message]) -> bool:

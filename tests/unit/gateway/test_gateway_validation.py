@@ -35,8 +35,8 @@ def problem_of(body: dict[str, Any], schema: type = ChatCompletionRequest) -> Pr
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "x"}]}]},
-            "messages[0].content[0]: type must be one of 'text', 'refusal', 'image_url', 'input_audio', 'audio_url', 'video_url'; "
-            "given: 'x'",
+            "messages[0].content[0]: type must be one of 'text', 'refusal', 'file', 'image_url', 'input_audio', 'audio_url', "
+            "'video_url'; given: 'x'",
         ),
         ({"logit_bias": {"x": 1}}, "logit_bias: each key must be a token id, an integer in [0, 4294967295]; given: 'x'"),
     ],

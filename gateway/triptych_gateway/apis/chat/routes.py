@@ -13,11 +13,14 @@ from triptych_gateway.apis.calls import OPENAI_EVENTS, answer, preprocess, respo
 from triptych_gateway.apis.chat.events import ChatWriter
 from triptych_gateway.apis.chat.request import chat_request
 from triptych_gateway.apis.chat.schema import ChatCompletion, ChatCompletionRequest, MediaFeatures, Placeholder, RenderResponse
+from triptych_gateway.apis.file_inputs import FileLoader, document_inputs
 from triptych_gateway.apis.json_body import JsonRoute, files_of
+from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import FrontendCall
 from triptych_gateway.generation.call import GenerationCall
 from triptych_gateway.state import gateway_of, request_id_of
 from triptych_gateway.wire.contract import output_mode
+from triptych_gateway.wire.conversation import documents_of
 from triptych_gateway.wire.cost import MODALITIES
 from triptych_gateway.wire.errors import openapi_responses
 
@@ -28,6 +31,7 @@ router = AccessRouter(access=Access.KEY, route_class=JsonRoute)
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
     """Answer a conversation."""
     parts, request_id = files_of(request), request_id_of(request)
+    await _load_documents(request, body, parts)
     chat, files, names = await parts.run(lambda: chat_request(body, parts))
     call = FrontendCall(chat, request_id, output_mode(body.stream), files)
     writer = ChatWriter(request_id, gateway_of(request).frontend.fingerprint(body.model), body)
@@ -41,6 +45,7 @@ async def render_chat_completion(request: Request, body: ChatCompletionRequest) 
         field = "truncate_prompt_tokens"
         raise InvalidRequestError(f"{field}: not possible here; the whole prompt is rendered", field=field)
     parts = files_of(request)
+    await _load_documents(request, body, parts)
     reply = await preprocess(request, lambda: parts.run(lambda: chat_request(body, parts)))
     rendered = RenderResponse(
         model=body.model,
@@ -52,6 +57,11 @@ async def render_chat_completion(request: Request, body: ChatCompletionRequest) 
     )
     # Serialise here and not in FastAPI, which would validate the ids of a long prompt again.
     return Response(rendered.model_dump_json(), media_type="application/json")
+
+
+async def _load_documents(request: Request, body: ChatCompletionRequest, parts: FileParts) -> None:
+    if documents := document_inputs(documents_of(body.messages)):
+        await FileLoader.of(request).load(documents, parts)
 
 
 def _features(media: Sequence[common_pb2.MediaRef], placeholders: Sequence[common_pb2.PlaceholderRange]) -> MediaFeatures:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from triptych_gateway.wire.conversation import MAX_MESSAGES, MAX_PARTS, InputAudio
-from triptych_gateway.wire.schema import HistorySchema, NoOp, Schema, TextOr, optional, refuse
+from triptych_gateway.wire.documents import Document
+from triptych_gateway.wire.schema import HistorySchema, NoOp, TextOr, optional, refuse
 
 
 class InputText(HistorySchema):
@@ -19,18 +20,18 @@ class InputText(HistorySchema):
 
 
 class InputImage(HistorySchema):
-    """An image, by URL."""
+    """An image, by URL, or by the id of a file that was sent to /v1/files."""
 
     type: Literal["input_image"]
     image_url: str | None = optional("https:, http: or data:, or file: if it is allowed.", min_length=1)
+    file_id: str | None = optional("Of the image, instead of a URL.", min_length=1, max_length=64)
     detail: Literal["low", "high", "auto"] | None = optional("How finely it is looked at, for models with several resolutions.")
-    file_id: Annotated[Any, NoOp()] = None
     prompt_cache_breakpoint: Annotated[Any, NoOp()] = None
 
     @model_validator(mode="after")
-    def _has_url(self) -> Self:
-        if self.image_url is None:
-            raise refuse("image_url is required")
+    def _one_content(self) -> Self:
+        if (self.image_url is None) == (self.file_id is None):
+            raise refuse("exactly one of image_url and file_id is required")
         return self
 
 
@@ -48,15 +49,13 @@ class InputAudioPart(HistorySchema):
     input_audio: InputAudio
 
 
-class InputFile(Schema):
-    """A document. It is known and not supported."""
+class InputFile(Document):
+    """A document. The model reads its text."""
 
     type: Literal["input_file"]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refused(cls, value: Any) -> Any:
-        raise refuse("parts of type 'input_file' are not served", "unsupported")
+    file_url: Annotated[Any, NoOp(because="send file_data, or file_id")] = None
+    detail: Annotated[Any, NoOp("auto", because="the model reads the text")] = None
+    prompt_cache_breakpoint: Annotated[Any, NoOp()] = None
 
 
 class OutputText(HistorySchema):

@@ -8,6 +8,7 @@ from typing import Any
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
 
+from triptych_gateway.apis.file_inputs import FileInputs
 from triptych_gateway.apis.responses.items import (
     AnyItem,
     CompactionItem,
@@ -27,6 +28,7 @@ from triptych_gateway.apis.responses.items import (
 from triptych_gateway.apis.responses.opaque import unseal
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import MediaFile
+from triptych_gateway.wire.documents import document_text
 from triptych_gateway.wire.media import inline_file, set_options, set_url
 
 AnyPart = InputText | InputImage | InputVideo | InputAudioPart | InputFile | OutputText | Refusal
@@ -122,25 +124,28 @@ class ConversationWriter:
                 message.content.add(text=part.text)
             elif isinstance(part, Refusal):
                 message.content.add(text=part.refusal)
+            elif isinstance(part, InputFile):
+                message.content.add(text=document_text(part, self._parts, f"{path}[{position}]"))
             else:
                 self._add_media(message, part, f"{path}[{position}]")
 
-    def _add_media(self, message: ChatMessage, part: InputImage | InputVideo | InputAudioPart | InputFile, path: str) -> None:
+    def _add_media(self, message: ChatMessage, part: InputImage | InputVideo | InputAudioPart, path: str) -> None:
         item = message.content.add().media
         set_options(item, self._options)
         if isinstance(part, InputImage):
-            kind, item.modality = "image_url", common_pb2.MODALITY_IMAGE
+            kind, item.modality = "image_url" if part.file_id is None else "file_id", common_pb2.MODALITY_IMAGE
             if part.detail is not None:
                 item.detail = part.detail
-            self.files += set_url(item, part.image_url or "", self._parts, f"{path}.image_url")
+            if part.file_id is not None:
+                self.files.append(MediaFile(item, self._parts.stored[part.file_id]))
+            else:
+                self.files += set_url(item, part.image_url or "", self._parts, f"{path}.image_url")
         elif isinstance(part, InputVideo):
             kind, item.modality = "video_url", common_pb2.MODALITY_VIDEO
             self.files += set_url(item, part.video_url, self._parts, f"{path}.video_url")
-        elif isinstance(part, InputAudioPart):
+        else:
             kind, item.modality, item.format = "input_audio", common_pb2.MODALITY_AUDIO, part.input_audio.format
             self.files.append(inline_file(item, part.input_audio.data, self._parts, f"{path}.input_audio.data"))
-        else:
-            raise InvalidRequestError(f"parts of type {part.type!r} are not served")
         is_own = not path.startswith(_EARLIER)
         media_path = f"{self._path}.content[{len(message.content) - 1}].media"
         self.names[media_path] = f"{path}.{kind}" if is_own else _EARLIER
@@ -153,6 +158,27 @@ def _reasoning(item: ReasoningItem, path: str) -> str:
     if item.encrypted_content is not None:
         return unseal(item.encrypted_content, f"{path}.encrypted_content")
     return "\n\n".join(part.text for part in item.summary)
+
+
+def file_inputs(history: Sequence[AnyItem], items: Sequence[AnyItem]) -> FileInputs:
+    """The files of a conversation that have to be read first.
+
+    Args:
+        history: the items of earlier responses.
+        items: the request's own.
+    """
+    inputs = FileInputs()
+    own = ((item, f"input[{number}]") for number, item in enumerate(items))
+    for item, path in (*((item, _EARLIER) for item in history), *own):
+        name = "content" if isinstance(item, MessageItem) else "output" if isinstance(item, FunctionCallOutputItem) else ""
+        content = getattr(item, name, "")
+        for position, part in enumerate(content if not isinstance(content, str) else ()):
+            place = path if path == _EARLIER else f"{path}.{name}[{position}]"
+            if isinstance(part, InputFile):
+                inputs.documents.append((part, place))
+            elif isinstance(part, InputImage) and part.file_id is not None:
+                inputs.media.append((part.file_id, place if path == _EARLIER else f"{place}.file_id"))
+    return inputs
 
 
 def has_media(items: Iterable[AnyItem]) -> bool:

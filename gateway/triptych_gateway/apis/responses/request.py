@@ -9,8 +9,9 @@ from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.rpc.structs import to_struct
 
+from triptych_gateway.apis.file_inputs import FileLoader
 from triptych_gateway.apis.responses.items import AnyItem
-from triptych_gateway.apis.responses.messages import ConversationWriter, has_media
+from triptych_gateway.apis.responses.messages import ConversationWriter, file_inputs, has_media
 from triptych_gateway.apis.responses.schema import (
     ResponseAllowedTools,
     ResponseRequest,
@@ -33,8 +34,16 @@ _FIELD_NAMES = {
 _FORMAT_NAMES = {"options.constraint": "text.format", "options.constraint.json_schema": "text.format.schema"}
 
 
-async def convert(body: ResponseRequest, items: Sequence[AnyItem], history: Sequence[AnyItem], parts: FileParts) -> ConvertedChat:
-    """`chat_request`, in a thread where that takes long."""
+async def convert(
+    body: ResponseRequest, items: Sequence[AnyItem], history: Sequence[AnyItem], parts: FileParts, loader: FileLoader
+) -> ConvertedChat:
+    """`chat_request`, in a thread where that takes long.
+
+    Args:
+        loader: reads the files that the items name.
+    """
+    if inputs := file_inputs(history, items):
+        await loader.load(inputs, parts)
     if has_media(history):  # its files are not in the body
         return await asyncio.to_thread(chat_request, body, items, history, parts)
     return await parts.run(lambda: chat_request(body, items, history, parts))

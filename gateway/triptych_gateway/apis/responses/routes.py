@@ -13,6 +13,7 @@ from triptych.errors import InvalidRequestError
 from triptych_gateway.access.control import audited
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.apis.calls import generate, known_query, preprocess, responses
+from triptych_gateway.apis.file_inputs import FileLoader
 from triptych_gateway.apis.json_body import JsonRoute, files_of
 from triptych_gateway.apis.responses.background import Run
 from triptych_gateway.apis.responses.compaction import compacted, summary_request, with_task
@@ -44,7 +45,9 @@ async def create_response(request: Request, body: ResponseRequest) -> Response:
     response_input = await history.begin(request.state.principal.tenant, body, parts)
     # What a cancelled run has made must be known, if its key pays for it.
     is_streamed = bool(body.stream) or (bool(body.background) and grant_of(request).counts_tokens)
-    call, writer = await response_call(body, response_input, parts, request_id_of(request), is_streamed=is_streamed)
+    call, writer = await response_call(
+        body, response_input, parts, request_id_of(request), FileLoader.of(request), is_streamed=is_streamed
+    )
     generation, release = await generate(request, call)
     if body.background:
         run = Run(response_input, writer, generation.events(), release, bool(body.stream))
@@ -65,7 +68,12 @@ async def compact_response(request: Request, body: CompactRequest) -> Response:
     response_input = await responses_of(request).history.read(request.state.principal.tenant, body.input, body.previous_response_id)
     response_input = replace(response_input, items=with_task(response_input.items))
     call, writer = await response_call(
-        summary_request(body), response_input, files_of(request), request_id_of(request), is_streamed=False
+        summary_request(body),
+        response_input,
+        files_of(request),
+        request_id_of(request),
+        FileLoader.of(request),
+        is_streamed=False,
     )
     generation, release = await generate(request, call)
 
@@ -86,7 +94,7 @@ async def count_input_tokens(request: Request, body: InputTokensRequest) -> Inpu
         # The items are read already.
         names = ("model", "instructions", "tools", "tool_choice", "parallel_tool_calls", "reasoning", "truncation")
         counted = ResponseRequest(input="", **{name: getattr(body, name) for name in names})
-        return await convert(counted, response_input.items, response_input.history, files_of(request))
+        return await convert(counted, response_input.items, response_input.history, files_of(request), FileLoader.of(request))
 
     reply = await preprocess(request, converted)
     return InputTokens(input_tokens=len(reply.token_ids))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.requests import HTTPConnection
 
+from triptych_gateway.apis.file_inputs import FileLoader
 from triptych_gateway.apis.responses.background import Background
 from triptych_gateway.apis.responses.events import ResponseWriter
 from triptych_gateway.apis.responses.history import ResponseHistory, ResponseInput
@@ -35,14 +36,21 @@ def responses_of(request: HTTPConnection) -> Responses:
 
 
 async def response_call(
-    body: ResponseRequest, response_input: ResponseInput, parts: FileParts, request_id: str, *, is_streamed: bool
+    body: ResponseRequest,
+    response_input: ResponseInput,
+    parts: FileParts,
+    request_id: str,
+    loader: FileLoader,
+    *,
+    is_streamed: bool,
 ) -> tuple[GenerationCall, ResponseWriter]:
     """The call for a response, and what writes it.
 
     Args:
+        loader: reads the files that the items name.
         is_streamed: whether events are needed as text appears; not the same as the body's `stream` on a WebSocket.
     """
-    chat, files, names = await convert(body, response_input.items, response_input.history, parts)
+    chat, files, names = await convert(body, response_input.items, response_input.history, parts, loader)
     writer = ResponseWriter(body, response_input.response_id, response_input.is_stored)
     call = FrontendCall(chat, request_id, output_mode(is_streamed), files)
     return GenerationCall([call], writer, is_streamed, names), writer

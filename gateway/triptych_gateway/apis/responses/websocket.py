@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ from triptych_common.telemetry.trace_context import trace_var
 from triptych_gateway.access.control import audited
 from triptych_gateway.access.grant import Grant
 from triptych_gateway.access.key_ring import Key
+from triptych_gateway.apis.file_inputs import FileLoader
 from triptych_gateway.apis.json_body import check_names, too_many_parts
 from triptych_gateway.apis.responses.events import ResponseWriter
 from triptych_gateway.apis.responses.schema import ResponseRequest
@@ -179,7 +180,7 @@ class _Connection:
                 files = FileParts(b"", sys.getsizeof(text))
                 body, generates = await files.run(lambda: _parsed(text))
                 grant.use_model(body.model, ())
-                await self._turn(body, generates, files, hold.release, grant, record)
+                await self._turn(body, generates, files, hold, grant, record)
         except Exception:
             # The connection's copy is dropped, so that the client does not build on it again.
             with suppress(Exception):
@@ -218,7 +219,7 @@ class _Connection:
         body: ResponseRequest,
         generates: bool,
         files: FileParts,
-        release: Callable[[], None],
+        hold: BodyHold,
         grant: Grant,
         record: RequestRecord,
     ) -> None:
@@ -227,13 +228,14 @@ class _Connection:
         tenant = grant.key.principal.tenant
         history = responses_of(self._websocket).history
         response_input = await history.begin(tenant, body, files, self._store)
-        call, writer = await response_call(body, response_input, files, request_id, is_streamed=True)
+        loader = FileLoader(gateway, tenant, hold.grow)
+        call, writer = await response_call(body, response_input, files, request_id, loader, is_streamed=True)
         writer.generates = generates
         if not generates:
             call.calls[0].request.options.sampling.max_tokens = 0
         await grant.admit(call.calls)
         meter = GenerationMeter(gateway.metrics, record, self._websocket.scope["path"])
-        generation = Generation(gateway.router.generate(call.calls, call_context_of(tenant), release), call, meter)
+        generation = Generation(gateway.router.generate(call.calls, call_context_of(tenant), hold.release), call, meter)
         del call  # the router keeps the files until a frontend has answered, and not longer
         await self._send(writer, history.kept_events(generation.events(), response_input, writer))
         if writer.resource["status"] == "failed":

@@ -220,8 +220,8 @@ async def test_a_wrong_model() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "unsupported_parameter"),
         ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0]", "invalid_value"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
-            "input[0].content[0]",
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "https://a/b"}]}]},
+            "input[0].content[0].file_url",
             "unsupported_parameter",
         ),
         ({"colour": 1}, "colour", "unknown_parameter"),

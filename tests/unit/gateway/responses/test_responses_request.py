@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 from triptych.errors import InvalidRequestError
 from triptych.v1 import common_pb2, generation_pb2
+from triptych_gateway.apis.file_inputs import FileLoader
 from triptych_gateway.apis.responses.history import ResponseInput, read_items
 from triptych_gateway.apis.responses.items import STORED_ITEMS
 from triptych_gateway.apis.responses.opaque import new_response_id, output_item_id, response_of_item, seal
@@ -18,6 +20,8 @@ from triptych_gateway.apis.responses.schema import ResponseRequest
 from triptych_gateway.apis.responses.service import response_call
 from triptych_gateway.file_parts import FileParts
 from triptych_gateway.frontends.calls import MediaFile
+from triptych_gateway.settings import GatewaySettings
+from triptych_gateway.state import Gateway
 from triptych_gateway.wire.field_names import FieldNames
 
 ToolChoice = generation_pb2.ToolChoice
@@ -219,8 +223,9 @@ async def test_reasoning_effort() -> None:
 async def test_text_is_sent_at_once_unless_it_is_streamed() -> None:
     body = ResponseRequest.model_validate({"model": "m", "input": "Hi"})
     given = ResponseInput("resp_1", STORED_ITEMS.validate_python([{"role": "user", "content": "Hi"}]))
+    loader = FileLoader(Gateway(GatewaySettings()), "", lambda num_bytes: asyncio.sleep(0))
     for is_streamed, mode in ((False, generation_pb2.OUTPUT_MODE_FINAL), (True, generation_pb2.OUTPUT_MODE_DELTA)):
-        call, _ = await response_call(body, given, FileParts(b"{}"), "id", is_streamed=is_streamed)
+        call, _ = await response_call(body, given, FileParts(b"{}"), "id", loader, is_streamed=is_streamed)
         assert call.calls[0].output_mode == mode
 
 

@@ -1,0 +1,181 @@
+"""Files as parts of conversations: documents as text, and images by id."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import openai
+import orjson
+import pytest
+import websockets
+from support.batches import error_of, upload
+from support.fakes.frontend import MODEL, FakeFrontend
+from support.fakes.gateway import gateway_client, gateway_server
+from support.keys import KeyStore
+from support.sdk import openai_client
+from triptych.v1 import common_pb2, generation_pb2
+
+PNG = b"\x89PNG\r\n\x1a\n not really"
+TEXT = "Grüße: 42".encode()
+
+
+def pdf(text: str) -> bytes:
+    """A PDF file of one page."""
+    content = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET".encode()
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R /Resources << /Font << /F1 5 0 R >> >> >>",
+        b"<< /Length %d >>\nstream\n%b\nendstream" % (len(content), content),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    body, places = b"%PDF-1.4\n", []
+    for number, one in enumerate(objects, start=1):
+        places.append(len(body))
+        body += b"%d 0 obj\n%b\nendobj\n" % (number, one)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    trailer = b"trailer\n<< /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % len(body)
+    return body + b"xref\n0 6\n0000000000 65535 f \n" + table + trailer
+
+
+def parts_of(frontend: FakeFrontend, message: int = 0) -> list[str]:
+    """The texts of a message that the frontend got."""
+    assert isinstance(frontend.request, generation_pb2.ChatRequest)
+    return [part.text for part in frontend.request.messages[message].content]
+
+
+async def test_documents_in_a_response(tmp_path: Path) -> None:
+    frontend = FakeFrontend()
+    async with openai_client(frontend, files_dir=tmp_path) as client:
+        file = await client.files.create(file=("notes.txt", TEXT), purpose="user_data")
+        data = base64.b64encode(b"inline").decode()
+        content: Any = [
+            {"type": "input_file", "file_id": file.id},
+            {"type": "input_file", "file_data": f"data:text/plain;base64,{data}", "filename": 'a"b.txt'},
+            {"type": "input_file", "file_data": data},
+            {"type": "input_text", "text": "Sum up."},
+        ]
+        first = await client.responses.create(model=MODEL.name, input=[{"role": "user", "content": content}])
+        expected = [
+            '<file name="notes.txt">\nGrüße: 42\n</file>',
+            '<file name="a\'b.txt">\ninline\n</file>',
+            '<file name="file">\ninline\n</file>',
+            "Sum up.",
+        ]
+        assert parts_of(frontend) == expected
+        # The conversation goes on with them, as long as they are there.
+        await client.responses.create(model=MODEL.name, input="And now?", previous_response_id=first.id)
+        assert parts_of(frontend) == expected
+        await client.files.delete(file.id)
+        with pytest.raises(openai.NotFoundError, match=f"previous_response_id.file_id: no file '{file.id}'"):
+            await client.responses.create(model=MODEL.name, input="And now?", previous_response_id=first.id)
+
+
+async def test_documents_in_a_chat(tmp_path: Path) -> None:
+    frontend = FakeFrontend()
+    async with openai_client(frontend, files_dir=tmp_path) as client:
+        file = await client.files.create(file=("notes.txt", TEXT), purpose="user_data")
+        content: Any = [{"type": "file", "file": {"file_id": file.id}}, {"type": "text", "text": "Sum up."}]
+        await client.chat.completions.create(model=MODEL.name, messages=[{"role": "user", "content": content}])
+    assert parts_of(frontend) == ['<file name="notes.txt">\nGrüße: 42\n</file>', "Sum up."]
+
+
+async def test_an_image_by_id(tmp_path: Path) -> None:
+    frontend = FakeFrontend()
+    async with openai_client(frontend, files_dir=tmp_path) as client:
+        file = await client.files.create(file=("a.png", PNG), purpose="vision")
+        content: Any = [{"type": "input_image", "file_id": file.id, "detail": "low"}, {"type": "input_text", "text": "What?"}]
+        await client.responses.create(model=MODEL.name, input=[{"role": "user", "content": content}])
+    assert isinstance(frontend.request, generation_pb2.ChatRequest)
+    item = frontend.request.messages[0].content[0].media
+    assert (item.data, item.modality, item.detail) == (PNG, common_pb2.MODALITY_IMAGE, "low")
+
+
+async def test_over_a_websocket(tmp_path: Path) -> None:
+    frontend = FakeFrontend()
+    async with gateway_server(frontend, files_dir=tmp_path) as (host, port):
+        async with openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="any") as client:
+            file = await client.files.create(file=("notes.txt", TEXT), purpose="user_data")
+        content = [{"type": "input_file", "file_id": file.id}]
+        async with websockets.connect(f"ws://{host}:{port}/v1/responses") as connection:
+            turn = {"type": "response.create", "model": MODEL.name, "input": [{"role": "user", "content": content}]}
+            await connection.send(orjson.dumps(turn).decode())
+            while orjson.loads(await connection.recv())["type"] != "response.completed":
+                pass
+    assert parts_of(frontend) == ['<file name="notes.txt">\nGrüße: 42\n</file>']
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pypdf") is None, reason="pypdf is not installed")
+async def test_a_pdf_file_as_text(tmp_path: Path) -> None:
+    frontend = FakeFrontend()
+    async with openai_client(frontend, files_dir=tmp_path) as client:
+        file = await client.files.create(file=("a.pdf", pdf("Total: 42 EUR")), purpose="user_data")
+        content: Any = [{"type": "input_file", "file_id": file.id}]
+        await client.responses.create(model=MODEL.name, input=[{"role": "user", "content": content}])
+        assert parts_of(frontend) == ['<file name="a.pdf">\nTotal: 42 EUR\n</file>']
+        for damaged, message in ((pdf(""), "it has no text; send pictures of its pages"), (b"%PDF-1.4 x", "it is damaged")):
+            data = base64.b64encode(damaged).decode()
+            content = [{"type": "input_file", "file_data": data, "filename": "b.pdf"}]
+            with pytest.raises(openai.BadRequestError, match=f"'b.pdf' is a PDF file that cannot be read: {message}"):
+                await client.responses.create(model=MODEL.name, input=[{"role": "user", "content": content}])
+
+
+async def test_without_pypdf_a_pdf_file_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    part = {"type": "input_file", "file_data": base64.b64encode(pdf("x")).decode()}
+    async with gateway_client() as client:
+        body = {"model": MODEL.name, "input": [{"role": "user", "content": [part]}]}
+        assert "pypdf is not installed (triptych-server[pdf])" in error_of(await client.post("/v1/responses", json=body), 400)
+
+
+@pytest.mark.parametrize(
+    ("part", "status", "message"),
+    [
+        ({"file_id": "file-none"}, 404, "input[0].content[0].file_id: no file 'file-none'"),
+        ({}, 400, "exactly one of file_id and file_data is required"),
+        ({"file_id": "a", "file_data": "b"}, 400, "exactly one of file_id and file_data is required"),
+        ({"file_url": "https://example.com/a.pdf"}, 400, "file_url: not supported (send file_data, or file_id)"),
+        ({"file_data": "!"}, 400, "file_data: must be a string in base64, or a data: URL"),
+        ({"file_data": "data:text/plain;base64,!"}, 400, "file_data: "),
+        ({"file_data": base64.b64encode(b"PK\x03\x04\xff").decode()}, 400, "is neither text in UTF-8 nor a PDF file"),
+        ({"file_data": base64.b64encode(b"a\0b").decode()}, 400, "is neither text in UTF-8 nor a PDF file"),
+        ({"type": "input_image"}, 400, "exactly one of image_url and file_id is required"),
+        ({"type": "input_image", "file_id": "file-none"}, 404, "input[0].content[0].file_id: no file 'file-none'"),
+    ],
+)
+async def test_what_is_no_document_is_refused_by_name(tmp_path: Path, part: dict[str, Any], status: int, message: str) -> None:
+    async with gateway_client(files_dir=tmp_path) as client:
+        body = {"model": MODEL.name, "input": [{"role": "user", "content": [{"type": "input_file", **part}]}]}
+        assert message in error_of(await client.post("/v1/responses", json=body), status)
+
+
+async def test_files_of_others_and_too_many_bytes_are_refused(tmp_path: Path) -> None:
+    keys = KeyStore(tmp_path / "keys.json")
+    for name in ("one", "other"):
+        keys.add(name)
+    async with gateway_client(files_dir=tmp_path / "files", api_keys_file=keys.path, max_body_bytes=4000) as client:
+        one = keys.headers("one")
+        ids = [
+            (await client.post("/v1/files", **upload(b"x" * 3000, name=f"{number}.txt"), headers=one)).json()["id"]
+            for number in range(2)
+        ]
+
+        def body(*file_ids: str) -> dict[str, Any]:
+            content = [{"type": "input_file", "file_id": one} for one in file_ids]
+            return {"json": {"model": MODEL.name, "input": [{"role": "user", "content": content}]}}
+
+        assert (await client.post("/v1/responses", **body(ids[0], ids[0]), headers=one)).status_code == 200
+        answer = await client.post("/v1/responses", **body(*ids), headers=one)
+        assert "input[0].content[1].file_id: the files of a request have at most 4000 bytes together" in error_of(answer, 400)
+        foreign = await client.post("/v1/responses", **body(ids[0]), headers=keys.headers("other"))
+        assert f"no file '{ids[0]}'" in error_of(foreign, 404)
+
+
+async def test_other_routes_read_no_documents(tmp_path: Path) -> None:
+    part = {"type": "file", "file": {"file_data": base64.b64encode(b"x").decode()}}
+    async with gateway_client(files_dir=tmp_path) as client:
+        answer = await client.post("/tokenize", json={"messages": [{"role": "user", "content": [part]}]})
+        assert "documents are only read in /v1/chat/completions and /v1/responses" in error_of(answer, 400)
