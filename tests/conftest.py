@@ -18,6 +18,8 @@ from xdist.scheduler import LoadFileScheduling
 set_torch_environment()
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+# A gateway that a test starts by `triptych serve` would run the batches in this user's cache.
+os.environ["TRIPTYCH_GATEWAY_FILES_DIR"] = ""
 # Examples have no deadline: the first one imports and loads what the others find loaded, and a busy machine stalls any of them.
 settings.register_profile("triptych", deadline=None)
 settings.load_profile("triptych")

@@ -37,6 +37,7 @@ OWNED = frozenset(
             "https_dir",
             "api_keys_file",
             "load_metrics_without_key",
+            "files_dir",
         ),
         *("frontend_addresses", "engine_addresses", "encoder_addresses"),
         *("kv_role", "kv_peer_addresses"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from triptych_common.host.cache import cache_dir
 from triptych_common.host.cores import default_encoder_threads, num_usable_cores
 from triptych_common.host.gpus import GPU_UTILIZATION, num_nvidia_gpus
 from triptych_common.host.memory import usable_memory
@@ -26,6 +28,8 @@ _TOLD = {
 PROCESS_BYTES, ENCODER_BYTES = 256 << 20, 1 << 30
 #: How much of its own share of the memory an engine takes, with its KV cache.
 _SHARE_UTILIZATION = 0.9
+#: The gateway's setting as an environment variable, which may be empty.
+FILES_VARIABLE = "TRIPTYCH_GATEWAY_FILES_DIR"
 #: The ports of the second service of a kind are those of the first plus this number, and so on; also those of a second model.
 _REPLICA_PORT_STEP, _MODEL_PORT_STEP = 10, 200
 
@@ -80,8 +84,18 @@ def plan_gateway(
         further: more flags.
     """
     frontends = [service.address for service in services if service.kind == "frontend"]
-    flags = {**options.flags("gateway"), "--frontend-addresses": ",".join(frontends), **(further or {})}
+    own = {"--frontend-addresses": ",".join(frontends), "--files-dir": _files_dir(options)}
+    flags = {**options.flags("gateway"), **own, **(further or {})}
     return settle("gateway", "gateway", flags, given.get("gateway", []))
+
+
+def _files_dir(options: ServeOptions) -> Path | None:
+    """Where the gateway keeps files, if no setting says so. None where nothing can be kept, or for a program that runs `LLM`."""
+    if FILES_VARIABLE in os.environ or options.parent_pid is not None:
+        return None
+    directory = cache_dir() / "files"
+    there = next(path for path in (directory, *directory.parents) if path.exists())
+    return directory if there.is_dir() and os.access(there, os.W_OK) else None
 
 
 def _settings(kind: str, options: ServeOptions, given: ServiceArgs) -> ServiceSettings:

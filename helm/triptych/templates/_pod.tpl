@@ -20,7 +20,9 @@ metadata:
   labels: {{- include "triptych.labels" (list .root $it) | nindent 4 }}
 spec:
   replicas: {{ include "triptych.replicas" . }}
-  {{- with $it.config.strategy }}
+  {{- /* A claim of one node cannot be had by an old pod and a new one. */}}
+  {{- $strategy := ternary (dict "type" "Recreate") (dict) (($it.config.files | default dict).enabled | default false) }}
+  {{- with $it.config.strategy | default $strategy }}
   # With Recreate, Kubernetes takes no options of the other type, which a values file may have given.
   strategy: {{- eq (.type | default "") "Recreate" | ternary (omit . "rollingUpdate") . | toYaml | nindent 4 }}
   {{- end }}

@@ -10,6 +10,7 @@
 {{- $names := list }}{{ range .Values.models }}{{ $names = append $names (.servedModelName | default .name) }}{{ end }}
 {{- $_ := set $set "expected_models" $names }}{{ $_ := set $set "model_wait_s" .Values.keda.modelWaitSeconds }}
 {{- end }}
+{{- if .Values.gateway.files.enabled }}{{ $_ := set $set "files_dir" "/var/lib/triptych/files" }}{{ end }}
 {{- if .Values.gateway.httpsSecret }}{{ $_ := set $set "https_dir" "/etc/triptych/https" }}{{ end }}
 {{- if not (include "triptych.keyed" .) }}
 {{- $_ := set $set "allowed_hosts" (include "triptych.allowedHosts" . | fromJsonArray) }}

@@ -17,6 +17,11 @@
 {{- $entry.storage.pvc.existingClaim | default (printf "%s-%s-models" (include "triptych.fullname" $root) $entry.name) }}
 {{- end }}
 
+{{/* The claim with the gateway's files. */}}
+{{- define "triptych.filesClaim" -}}
+{{- .Values.gateway.files.existingClaim | default (printf "%s-files" (include "triptych.fullname" .)) }}
+{{- end }}
+
 {{- define "triptych.modelVolume" -}}
 {{- $root := index . 0 }}{{ $entry := index . 1 }}{{ $storage := $entry.storage -}}
 name: models

@@ -19,6 +19,13 @@
 {{- if and (include "triptych.hasNodes" .) (include "triptych.oneNode" (list $ .entry)) }}
 {{- fail (printf "\nengine of model %q: nodes is %v, and the model's claim keeps all pods on one node; give storage.pvc.accessModes ReadWriteMany" .model .config.nodes) }}{{ end }}
 {{- end }}
+{{- if .Values.gateway.files.enabled }}
+{{- $most := .Values.keda.enabled | ternary .Values.gateway.scaling.maxReplicas .Values.gateway.replicas }}
+{{- if gt (int $most) 1 }}
+{{- fail (printf "\ngateway.files.enabled: is true, and there may be %v gateways; files and batches are in a claim that one gateway has: keep replicas and scaling.maxReplicas 1" $most) }}{{ end }}
+{{- if .Values.inferenceGateway.enabled }}
+{{- fail "\ngateway.files.enabled: is true, and so is inferenceGateway.enabled; each pod has a gateway then, and files and batches are in a claim that one gateway has" }}{{ end }}
+{{- end }}
 {{- with .Values.tls.existingSecrets }}{{ range $role := list "gateway" "frontend" "encoder" "engine" }}
 {{- if not (index $.Values.tls.existingSecrets $role) }}
 {{- fail (printf "\ntls.existingSecrets.%s: is missing; there must be one for each of gateway, frontend, encoder and engine" $role) }}{{ end }}

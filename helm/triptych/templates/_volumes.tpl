@@ -10,6 +10,9 @@
 {{- if .it.config.httpsSecret }}
 - {name: https, mountPath: /etc/triptych/https, readOnly: true}
 {{- end }}
+{{- if (.it.config.files | default dict).enabled }}
+- {name: files, mountPath: /var/lib/triptych/files}
+{{- end }}
 {{- if (.it.config.apiKeysSecret | default dict).name }}
 - {name: api-keys, mountPath: /etc/triptych/api-keys, readOnly: true}
 {{- end }}
@@ -35,6 +38,9 @@
 {{- with .config.httpsSecret }}
 - {name: https, secret: {secretName: {{ . | quote }}, defaultMode: 0440}}
 {{- end }}
+{{- with .config.files }}{{ if .enabled }}
+- {name: files, persistentVolumeClaim: {claimName: {{ include "triptych.filesClaim" $.root | quote }}}}
+{{- end }}{{ end }}
 {{- with .config.apiKeysSecret }}{{ if .name }}
 - {name: api-keys, secret: {secretName: {{ .name | quote }}, defaultMode: 0440}}
 {{- end }}{{ end }}

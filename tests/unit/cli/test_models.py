@@ -9,8 +9,9 @@ import pytest
 from triptych_cli.errors import CommandError
 from triptych_cli.manager.memory import Needs, shares
 from triptych_cli.stack.options import ServeOptions, options_of_models
-from triptych_cli.stack.plan import plan_gateway, plan_model
+from triptych_cli.stack.plan import FILES_VARIABLE, plan_gateway, plan_model
 from triptych_cli.stack.service import port_claims, spec
+from triptych_cli.stack.service_flags import ServiceArgs
 
 COMMON = ServeOptions("")
 
@@ -74,6 +75,30 @@ def test_models_have_services_and_ports_of_their_own() -> None:
     # A model that fails leaves the others alone. One that is the only one ends the suite.
     assert not any(spec(service).is_essential for service in services)
     assert spec(gateway).is_essential
+
+
+def files_dir(options: ServeOptions, given: ServiceArgs | None = None) -> Path | None:
+    settings = plan_gateway(options, given or {}, plan_model(options, {}, with_encoder=False)).settings
+    return settings.files_dir  # type: ignore[attr-defined,no-any-return]
+
+
+def test_files_are_kept_in_the_cache_where_that_is_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FILES_VARIABLE, raising=False)
+    monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path / "cache"))
+    options = ServeOptions("a/b")
+    assert files_dir(options) == tmp_path / "cache" / "files"
+    assert not (tmp_path / "cache").exists()
+    assert files_dir(options, {"gateway": ["--files-dir", "/elsewhere"]}) == Path("/elsewhere")
+    # A program that runs `LLM` is no place for batches.
+    assert files_dir(ServeOptions("a/b", parent_pid=1)) is None
+    monkeypatch.setenv(FILES_VARIABLE, "/by/variable")
+    assert files_dir(options) == Path("/by/variable")
+    monkeypatch.setenv(FILES_VARIABLE, "")
+    assert files_dir(options) is None
+    monkeypatch.delenv(FILES_VARIABLE)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path / "file" / "cache"))
+    assert files_dir(options) is None
 
 
 def test_a_share_of_the_memory_is_all_for_its_model() -> None:
