@@ -56,6 +56,7 @@ class Metrics(Collector):
         self.in_flight = self._gauge("requests_in_flight", "Requests and calls being answered.")
         self.bodies_waiting = self._gauge("bodies_waiting", "Request bodies that wait for memory.")
         self.background_responses = self._gauge("background_responses", "Responses being made in the background.")
+        self.running_batches = self._gauge("running_batches", "Batches that this gateway runs.")
         #: By route.
         self.latency, self.ttft, self.gaps = Histograms(SECONDS), Histograms(SECONDS), Histograms(GAP_SECONDS)
         #: Set before each scrape.

@@ -16,6 +16,8 @@ import sys
 _TIMEOUT_S, _MAX_MEMORY = 30, 1 << 30
 #: Longest text, in characters. No model here takes as much.
 _MAX_CHARS = 16 << 20
+#: What Python runs in the process.
+_COMMAND = ("-m", "triptych_gateway.pdf")
 #: The exit code with which the process says on standard error why the file has no text.
 _REFUSED = 3
 
@@ -29,9 +31,7 @@ async def text_of_pdf(content: bytes) -> str:
     if importlib.util.find_spec("pypdf") is None:
         raise PdfError("is a PDF file, which this gateway cannot read: pypdf is not installed (triptych-server[pdf])")
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "triptych_gateway.pdf", stdin=pipe, stdout=pipe, stderr=pipe
-    )
+    process = await asyncio.create_subprocess_exec(sys.executable, *_COMMAND, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             text, errors = await process.communicate(content)

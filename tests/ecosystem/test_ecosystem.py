@@ -80,6 +80,13 @@ def two_models() -> Iterator[Stack]:
         yield stack
 
 
+@pytest.fixture(scope="module")
+def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack that keeps files."""
+    with running_stack("--gateway.files-dir", str(tmp_path_factory.mktemp("files"))) as stack:
+        yield stack
+
+
 @pytest.fixture
 def cache(pytestconfig: pytest.Config) -> Path:
     """Where downloads are kept from run to run."""
@@ -153,6 +160,20 @@ def test_openai_of_npm(served: Stack, cache: Path, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(modules)
     shutil.copy(PROGRAMS / "openai_npm.mjs", tmp_path)
     assert run(tools.program("node"), "openai_npm.mjs", f"{served.url}/v1", DEFAULT_MODEL, cwd=tmp_path).endswith("ok\n")
+
+
+def test_batches_with_openai(keeping: Stack, cache: Path) -> None:
+    python = python_environment(cache / "openai_parse_app", *FRAMEWORKS["openai_parse_app.py"])
+    program = PROGRAMS / "openai_batches_app.py"
+    assert run(python, program, f"{keeping.url}/v1", DEFAULT_MODEL, PICTURE).endswith("ok\n")
+
+
+def test_batches_with_openai_of_npm(keeping: Stack, cache: Path, tmp_path: Path) -> None:
+    tools = Tools(cache)
+    modules = npm_packages(cache / "npm", tools.program("npm"), "openai@>=6")
+    (tmp_path / "node_modules").symlink_to(modules)
+    shutil.copy(PROGRAMS / "openai_batches.mjs", tmp_path)
+    assert run(tools.program("node"), "openai_batches.mjs", f"{keeping.url}/v1", DEFAULT_MODEL, cwd=tmp_path).endswith("ok\n")
 
 
 def test_schemathesis(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from triptych_gateway.app import create_app
 from triptych_gateway.frontends.loads import _MAX_AGE_S
 from triptych_gateway.settings import GatewaySettings
 
+from support.batches import CHAT_URL, Answers, chat_line, jsonl, upload
 from support.fakes.collector import refusing
 from support.fakes.frontend import MODEL, FakeFrontend, fails, running, says
 from support.fakes.gateway import CHAT, client_of, gateway_client, gateway_server, until_connected
@@ -92,6 +93,25 @@ async def a_response_in_the_background() -> Run:
         while last.value(f"{PREFIX}_background_responses", {}):
             last = await seen(client)
         return Run([*snapshots, last])
+
+
+async def a_batch() -> Run:
+    frontend = FakeFrontend()
+    frontend.script = answers = Answers(0)
+    with TemporaryDirectory() as directory:
+        async with gateway_client(frontend, files_dir=directory) as client:
+            snapshots = [await seen(client)]
+            file_id = (await client.post("/v1/files", **upload(jsonl([chat_line("a")]), "batch"))).json()["id"]
+            asked = {"input_file_id": file_id, "endpoint": CHAT_URL, "completion_window": "24h"}
+            await client.post("/v1/batches", json=asked)
+            await frontend.arrivals.get()
+            snapshots.append(await seen(client))
+            answers.open()
+            last = await seen(client)
+            while last.value(f"{PREFIX}_running_batches", {}):
+                await asyncio.sleep(0.01)
+                last = await seen(client)
+            return Run([*snapshots, last])
 
 
 async def responses_that_fail() -> Run:

@@ -157,7 +157,10 @@ ROWS: dict[str, list[Panel]] = {
             "reqps",
             stacked=True,
         ),
-        Panel("Responses in the background", [(total(f"{G}_background_responses"), "responses")]),
+        Panel(
+            "Responses in the background, batches",
+            [(total(f"{G}_background_responses"), "responses"), (total(f"{G}_running_batches"), "batches")],
+        ),
         Panel(
             "Clients that left, broken streams",
             [(rate(f"{G}_requests_aborted"), "left"), (rate(f"{G}_stream_errors", "code"), "{{code}}")],

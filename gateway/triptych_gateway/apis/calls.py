@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import orjson
 from fastapi import Depends, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from triptych.errors import InvalidRequestError, TriptychError
 from triptych.v1 import generation_pb2, preprocess_pb2
 from triptych_common.limits import MAX_AFFINITY_KEY_CHARS
@@ -51,6 +54,14 @@ def responses(model: type, description: str) -> dict[int | str, dict[str, Any]]:
         model: schema of an answer that is not streamed.
     """
     return {200: {"model": model, "description": description, "content": EVENT_STREAM}, **openapi_responses()}
+
+
+def check_origin(connection: HTTPConnection) -> None:
+    """Refuse a page of another site, for what browsers let it send without asking. Raises HTTPException."""
+    origin = connection.headers.get("origin")
+    is_own = origin is not None and urlsplit(origin).netloc == connection.headers.get("host")
+    if origin is not None and not is_own and not gateway_of(connection).settings.allows_origin(origin):
+        raise HTTPException(403, "pages of this origin may not call this server")
 
 
 def known_query(*names: str) -> Any:

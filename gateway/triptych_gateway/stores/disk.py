@@ -37,8 +37,9 @@ class Disk:
         self.directory = directory
         self._contents, self._incoming, self._batches = (directory / name for name in ("contents", "incoming", "batches"))
         try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             for folder in (self._contents, self._incoming, self._batches):
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                folder.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise StartupError(f"cannot keep files in {directory} ({error.strerror or error}); see --files-dir") from error
 

@@ -42,11 +42,7 @@ class BatchRunner:
         self._paused_s: dict[str, float] = {}
         self._woken = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
-
-    @property
-    def num_runs(self) -> int:
-        """How many batches it runs now."""
-        return len(self._runs)
+        gateway.metrics.running_batches.set_function(lambda: len(self._runs))
 
     def start(self) -> None:
         """Begin, on the server's event loop."""

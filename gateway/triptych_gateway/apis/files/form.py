@@ -12,6 +12,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.exceptions import HTTPException
 
+from triptych_gateway.apis.calls import check_origin
 from triptych_gateway.apis.files.schema import ReceivedFile
 from triptych_gateway.apis.json_body import BodyReader
 from triptych_gateway.stores.disk import Arrival
@@ -43,9 +44,11 @@ async def read_file_form(request: Request, schema: type[Form], arrival: Arrival,
         max_bytes: of the file.
 
     Raises:
-        HTTPException: the body is no form, has several files, is too large or too slow.
+        HTTPException: a page of another site sends it, or the body is no form, has several files, is too large or too slow.
         InvalidBodyError: a field is missing, unknown or wrong.
     """
+    # A browser sends a form of any page without asking whether it may.
+    check_origin(request)
     limit = max_bytes + MAX_FIELD_BYTES
     too_large = HTTPException(413, f"the body is larger than {limit} bytes")
     length = request.headers.get("content-length", "")

@@ -11,11 +11,9 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 from pydantic import ValidationError
-from starlette.exceptions import HTTPException
 from starlette.status import WS_1008_POLICY_VIOLATION
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError
@@ -26,6 +24,7 @@ from triptych_common.telemetry.trace_context import trace_var
 from triptych_gateway.access.control import audited
 from triptych_gateway.access.grant import Grant
 from triptych_gateway.access.key_ring import Key
+from triptych_gateway.apis.calls import check_origin
 from triptych_gateway.apis.file_inputs import FileLoader
 from triptych_gateway.apis.json_body import check_names, too_many_parts
 from triptych_gateway.apis.responses.events import ResponseWriter
@@ -71,10 +70,7 @@ _LIMIT = ApiError(
 async def serve(websocket: WebSocket) -> None:
     """Serve one connection until the client closes it, its time is over, or the gateway stops."""
     gateway = gateway_of(websocket)
-    origin = websocket.headers.get("origin")
-    is_own = origin is not None and urlsplit(origin).netloc == websocket.headers.get("host")
-    if origin is not None and not is_own and not gateway.settings.allows_origin(origin):
-        raise HTTPException(403, "pages of this origin may not call this server")
+    check_origin(websocket)
     await websocket.accept()
     connection = _Connection(websocket, gateway, grant_of(websocket).key)
     work = asyncio.create_task(connection.work())

@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import orjson
+import psutil
 import pytest
 import websockets
 from support.batches import error_of, upload
@@ -17,7 +18,10 @@ from support.fakes.gateway import gateway_client, gateway_server
 from support.keys import KeyStore
 from support.sdk import openai_client
 from triptych.v1 import common_pb2, generation_pb2
+from triptych_gateway import pdf as pdf_module
 
+#: The reader of PDF files, with less memory than a page needs.
+_SMALL = "from triptych_gateway import pdf; pdf._MAX_MEMORY = 20 << 20; import sys; sys.exit(pdf.main())"
 PNG = b"\x89PNG\r\n\x1a\n not really"
 TEXT = "Grüße: 42".encode()
 
@@ -121,6 +125,22 @@ async def test_a_pdf_file_as_text(tmp_path: Path) -> None:
             content = [{"type": "input_file", "file_data": data, "filename": "b.pdf"}]
             with pytest.raises(openai.BadRequestError, match=f"'b.pdf' is a PDF file that cannot be read: {message}"):
                 await client.responses.create(model=MODEL.name, input=[{"role": "user", "content": content}])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pypdf") is None, reason="pypdf is not installed")
+async def test_a_pdf_file_that_takes_too_long_or_too_much_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(content: bytes) -> dict[str, Any]:
+        part = {"type": "input_file", "file_data": base64.b64encode(content).decode()}
+        return {"json": {"model": MODEL.name, "input": [{"role": "user", "content": [part]}]}}
+
+    async with gateway_client() as client:
+        monkeypatch.setattr(pdf_module, "_TIMEOUT_S", 0.01)
+        assert "takes longer than 0.01 s" in error_of(await client.post("/v1/responses", **body(pdf("x"))), 400)
+        monkeypatch.undo()
+        # The process itself has less memory than Python needs.
+        monkeypatch.setattr(pdf_module, "_COMMAND", ("-c", _SMALL))
+        assert "it is damaged or too large" in error_of(await client.post("/v1/responses", **body(pdf("x"))), 400)
+    assert not [child for child in psutil.Process().children() if "triptych_gateway.pdf" in " ".join(child.cmdline())]
 
 
 async def test_without_pypdf_a_pdf_file_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,3 +248,12 @@ async def test_a_directory_that_cannot_be_made_ends_the_start(tmp_path: Path) ->
 async def test_unknown_parameters_of_the_query_are_refused(tmp_path: Path, path: str) -> None:
     async with files_client(tmp_path) as client:
         assert "colour: unknown parameter of the query" in error_of(await client.get(path, params={"colour": "red"}), 400)
+
+
+async def test_a_page_of_another_site_cannot_send_files(tmp_path: Path) -> None:
+    """A browser sends forms without asking first."""
+    async with files_client(tmp_path) as client:
+        foreign = await client.post("/v1/files", **upload(b"x"), headers={"origin": "https://evil.example"})
+        assert "pages of this origin may not call this server" in error_of(foreign, 403)
+        for origin in ("http://gateway", "http://localhost:3000"):
+            assert (await client.post("/v1/files", **upload(b"x"), headers={"origin": origin})).status_code == 200
