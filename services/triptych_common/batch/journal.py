@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -98,11 +99,15 @@ class Journal:
         self.done[custom_id] = status
 
     def _append(self, data: bytes) -> None:
+        num_bytes = os.fstat(self._file).st_size
         rest = memoryview(data)
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError as error:
+            # A further line must not follow the beginning of this one.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, num_bytes)
             raise JournalError(f"cannot write {self._path}: {error.strerror}") from error
 
     def close(self) -> None:

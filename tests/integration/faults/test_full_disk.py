@@ -12,6 +12,7 @@ import httpx
 import orjson
 from support.fakes.frontend import MODEL
 from support.fakes.gateway import gateway_client
+from triptych_common.batch.journal import Journal, JournalError, output_line
 from triptych_gateway.access.audit import AuditLog
 
 _BIG = "x" * 300_000
@@ -64,3 +65,20 @@ def test_no_line_of_the_audit_log_is_lost_or_broken(tmp_path: Path) -> None:
     log.close()
     assert not lost
     assert [orjson.loads(line)["number"] for line in path.read_bytes().splitlines()] == list(range(100))
+
+
+def test_a_line_of_a_journal_that_was_cut_does_not_spoil_the_next_one(tmp_path: Path) -> None:
+    """Answers of a batch are written one after the other, and some of them may be smaller than what is left."""
+    path, written = tmp_path / "journal.jsonl", []
+    journal = Journal(path)
+    with full_disk(1200):
+        for number, size in enumerate((300, 300, 300, 10, 300, 10)):
+            with contextlib.suppress(JournalError):
+                journal.write(str(number), 200, output_line(str(number), 200, "id", "x" * size))
+                written.append(str(number))
+    assert written == ["0", "1", "3"]
+    journal.write("last", 200, output_line("last", 200, "id", None))
+    journal.close()
+    again = Journal(path)
+    assert [*again.done] == [*written, "last"]
+    again.close()

@@ -11,12 +11,13 @@ from pydantic import ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from triptych_gateway.apis.calls import check_origin
 from triptych_gateway.apis.files.schema import ReceivedFile
 from triptych_gateway.apis.json_body import BodyReader
 from triptych_gateway.stores.disk import Arrival
-from triptych_gateway.wire.errors import InvalidBodyError
+from triptych_gateway.wire.errors import ClientDisconnectedError, InvalidBodyError
 from triptych_gateway.wire.schema import Schema
 
 #: Most fields of a form, and most bytes of all that are no file, with boundaries and headers.
@@ -45,6 +46,7 @@ async def read_file_form(request: Request, schema: type[Form], arrival: Arrival,
 
     Raises:
         HTTPException: a page of another site sends it, or the body is no form, has several files, is too large or too slow.
+        ClientDisconnectedError: the client went away meanwhile.
         InvalidBodyError: a field is missing, unknown or wrong.
     """
     # A browser sends a form of any page without asking whether it may.
@@ -55,14 +57,17 @@ async def read_file_form(request: Request, schema: type[Form], arrival: Arrival,
     if length.isascii() and length.isdecimal() and int(length[:20]) > limit:
         raise too_large
     reader, stream, num_read = BodyReader(request.stream(), _TIMEOUT_S), _FormStream(request), 0
-    while (chunk := await reader.next(num_read, None)) is not None:
-        num_read += len(chunk)
-        if num_read > limit:
-            raise too_large
-        for content in stream.feed(chunk):
-            if arrival.num_bytes + len(content) > max_bytes:
-                raise HTTPException(413, f"the file is larger than {max_bytes} bytes")
-            await arrival.write(content)
+    try:
+        while (chunk := await reader.next(num_read, None)) is not None:
+            num_read += len(chunk)
+            if num_read > limit:
+                raise too_large
+            for content in stream.feed(chunk):
+                if arrival.num_bytes + len(content) > max_bytes:
+                    raise HTTPException(413, f"the file is larger than {max_bytes} bytes")
+                await arrival.write(content)
+    except ClientDisconnect:
+        raise ClientDisconnectedError from None
     values = _values(stream.end())
     try:
         return schema.model_validate(values)

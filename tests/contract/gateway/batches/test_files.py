@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import time
@@ -15,9 +16,10 @@ import openai
 import pytest
 from support.batches import error_of, upload
 from support.fakes.frontend import FakeFrontend
-from support.fakes.gateway import client_of, gateway_app, gateway_client
+from support.fakes.gateway import client_of, gateway_app, gateway_client, gateway_server
 from support.keys import KeyStore
 from support.sdk import openai_client
+from support.waiting import until
 from triptych_gateway.stores import disk
 from triptych_gateway.stores.opening import FileStores
 
@@ -257,3 +259,18 @@ async def test_a_page_of_another_site_cannot_send_files(tmp_path: Path) -> None:
         assert "pages of this origin may not call this server" in error_of(foreign, 403)
         for origin in ("http://gateway", "http://localhost:3000"):
             assert (await client.post("/v1/files", **upload(b"x"), headers={"origin": origin})).status_code == 200
+
+
+async def test_a_client_that_leaves_in_the_middle_leaves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    incoming = tmp_path / "incoming"
+    async with gateway_server(FakeFrontend(), files_dir=tmp_path) as (host, port):
+        _, writer = await asyncio.open_connection(host, port)
+        head = (
+            "POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\ncontent-type: multipart/form-data; boundary=b"
+        )
+        body = '--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\nthe beginning'
+        writer.write(f"{head}\r\n\r\n{body}".encode())
+        await until(lambda: bool([*incoming.iterdir()]))
+        writer.close()
+        await until(lambda: not [*incoming.iterdir()])
+    assert "unexpected error" not in caplog.text
