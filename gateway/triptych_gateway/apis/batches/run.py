@@ -50,6 +50,8 @@ class Host:
     app: ASGIApp
     #: The right to have a line answered.
     slots: FairShare
+    #: The right to read or write whole files, for which threads are borrowed that other requests need, too.
+    passes: FairShare
     clock: Callable[[], float] = time.time
 
 
@@ -96,9 +98,9 @@ class BatchRun:
 
     async def _check(self) -> None:
         """Check all lines. The batch has failed if one of them is wrong."""
-        checked = await asyncio.to_thread(
-            check_lines, self._source, self._batch.resource["endpoint"], self._host.gateway.settings.max_body_bytes
-        )
+        endpoint, max_line_bytes = self._batch.resource["endpoint"], self._host.gateway.settings.max_body_bytes
+        async with self._host.passes.held(self._batch.tenant):
+            checked = await asyncio.to_thread(check_lines, self._source, endpoint, max_line_bytes)
         await self._check_models(checked)
         now, errors = int(self._host.clock()), checked.all_errors()
         names = sorted(checked.models)
@@ -136,6 +138,8 @@ class BatchRun:
 
     async def _answer_in_time(self) -> str:
         """Answer lines until all are done, the time is over, or the batch is cancelled. Returns which of these."""
+        if len(self._journal.done) >= self._batch.resource["request_counts"]["total"]:
+            return "completed"
         work = asyncio.create_task(self._answer_all(), name=f"{self._batch.id} lines")
         try:
             while not work.done():
@@ -220,7 +224,8 @@ class BatchRun:
         source = self._source if self._batch.resource["in_progress_at"] is not None else None
         done = frozenset(self._journal.done)
         async with disk.arriving() as output, disk.arriving() as errors:
-            written = await asyncio.to_thread(write_output, journal, source, done, end, output, errors)
+            async with self._host.passes.held(self._batch.tenant):
+                written = await asyncio.to_thread(write_output, journal, source, done, end, output, errors)
             kinds = {kind: arrival for kind, arrival in (("output", output), ("error", errors)) if arrival.num_bytes}
             files = {kind: self._file(kind, arrival.num_bytes) for kind, arrival in kinds.items()}
             changed = self._ended(end, written) | {f"{kind}_file_id": file.id for kind, file in files.items()}

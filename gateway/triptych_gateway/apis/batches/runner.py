@@ -25,6 +25,8 @@ _SWEEP_S = 600.0
 _PAUSE_S = 30.0
 #: Batches that one gateway runs at once. Further ones wait; each takes memory for the custom_ids of its lines.
 _MAX_RUNS = 32
+#: Batches whose input is checked, or whose output is written, at once.
+_MAX_PASSES = 2
 
 
 class BatchRunner:
@@ -35,7 +37,8 @@ class BatchRunner:
 
     def __init__(self, gateway: Gateway, stores: FileStores, app: ASGIApp) -> None:
         self._gateway, self._stores = gateway, stores
-        self._host = Host(gateway, stores, app, gateway.access.shares(gateway.settings.max_batch_requests))
+        shares = gateway.access.shares
+        self._host = Host(gateway, stores, app, shares(gateway.settings.max_batch_requests), shares(_MAX_PASSES))
         self._places = gateway.access.shares(_MAX_RUNS)
         self._runs: dict[str, asyncio.Task[None]] = {}
         #: Batch -> time of the event loop before which it is not tried again.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ from support.sdk import openai_client
 from support.waiting import until
 from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError
 from triptych.v1 import generation_pb2
-from triptych_gateway.apis.batches import checking, run
+from triptych_common.batch.journal import Journal, JournalError
+from triptych_gateway.apis.batches import checking, routes, run, runner
 from triptych_gateway.stores.opening import FileStores
 
 
@@ -379,9 +382,6 @@ async def test_another_gateway_on_the_directory_leaves_what_it_cannot_answer(tmp
 
 
 async def test_a_full_disk_pauses_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from triptych_common.batch.journal import Journal, JournalError
-    from triptych_gateway.apis.batches import runner
-
     write, is_full = Journal.write, True
 
     def full(self: Journal, *args: Any) -> None:
@@ -405,9 +405,35 @@ async def test_a_full_disk_pauses_a_batch(tmp_path: Path, monkeypatch: pytest.Mo
         assert len(await output_of(client, batch.output_file_id)) == 6
 
 
-async def test_batches_are_listed_in_pages_and_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from triptych_gateway.apis.batches import routes
+async def test_output_that_could_not_be_written_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_output, seen = run.write_output, []
 
+    def failing(*args: Any) -> Any:
+        written = write_output(*args)
+        seen.append(written)
+        if len(seen) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return written
+
+    monkeypatch.setattr(run, "write_output", failing)
+    monkeypatch.setattr(runner, "_PAUSE_S", 0.3)
+    monkeypatch.setattr(runner, "_LOOK_S", 0.05)
+    frontend = FakeFrontend()
+    async with openai_client(frontend, files_dir=tmp_path) as client:
+        batch = await start_batch(client, jsonl(chat_line(str(number)) for number in range(6)))
+        await until(lambda: bool(seen))
+        assert (await client.batches.retrieve(batch.id)).status == "finalizing"
+        with pytest.raises(openai.BadRequestError, match="a batch that is finalizing cannot be cancelled"):
+            await client.batches.cancel(batch.id)
+        batch = await ended_batch(client, batch)
+        assert batch.status == "completed"
+        assert len(await output_of(client, batch.output_file_id)) == 6
+        assert len([file async for file in client.files.list(purpose="batch_output")]) == 1
+    assert len(frontend.requests) == 6
+    assert not [path for folder in ("incoming", "batches") for path in (tmp_path / folder).iterdir()]
+
+
+async def test_batches_are_listed_in_pages_and_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frontend = FakeFrontend()
     frontend.script = Answers(0)
     monkeypatch.setattr(routes, "MAX_LIVE", 3)
