@@ -184,7 +184,7 @@ def test_schemathesis(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SCHEMATHESIS_HOOKS", "schemathesis_hooks")
     monkeypatch.setenv("TRIPTYCH_MODEL", DEFAULT_MODEL)
     # A short context, because some requests have no limit of their own.
-    with running_stack("--max-model-len", "128") as stack:
+    with running_stack("--max-model-len", "128", "--gateway.files-dir", str(tmp_path / "files")) as stack:
         run(python.with_name("schemathesis"), "run", f"{stack.url}/openapi.json", *options, cwd=tmp_path)
         requests = stack.http.get("/metrics").text
     for path in ("v1/chat/completions", "v1/completions", "v1/responses", "v1/messages", "api/chat", "api/generate"):
