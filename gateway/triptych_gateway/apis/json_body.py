@@ -43,6 +43,7 @@ class JsonRequest(Request):
     def model_named(self, value: Any) -> Any:
         """The name of the served model that the body means; anything but a string if it names none."""
         return value.get("model") if isinstance(value, dict) else None
+
     #: Whether the body names the model that answers it.
     names_model = True
 
