@@ -24,7 +24,7 @@ from triptych_engine.executor.multiproc import MultiprocExecutor
 from triptych_engine.executor.protocol import Executor
 from triptych_engine.executor.simulated import SimulatedEngine, SimulatedExecutor
 from triptych_engine.executor.worker import WorkerConfig
-from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
 from triptych_engine.scheduling.output import StepResult
 from triptych_engine.scheduling.request import Request, SamplingParams
 from triptych_engine.scheduling.scheduler import Scheduler

@@ -26,13 +26,13 @@ from triptych_engine.executor.worker import WorkerConfig, executor_of_worker
 from triptych_engine.kv_offload.disk_tier import DiskTier
 from triptych_engine.kv_offload.host_memory import HostMemory
 from triptych_engine.kv_offload.host_tier import HostTier
-from triptych_engine.scheduling.kv_cache import KVCacheManager
-from triptych_engine.scheduling.layer_groups import LayerGroups
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
+from triptych_engine.scheduling.cache.layer_groups import LayerGroups
+from triptych_engine.scheduling.cache.state_cache import StateCache
+from triptych_engine.scheduling.cache.window_cache import WindowCache
 from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.scheduling.speculation.drafter import PromptLookupDrafter
-from triptych_engine.scheduling.state_cache import StateCache
-from triptych_engine.scheduling.window_cache import WindowCache
 from triptych_engine.settings import EngineSettings
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from triptych_common.arrivals import Arrivals
 from triptych_engine.executor.protocol import Executor
 from triptych_engine.load import Load, StepProgress, load_of
 from triptych_engine.media.item import Embeddings, Fetcher
-from triptych_engine.scheduling.block_pool import KVEvent
+from triptych_engine.scheduling.cache.block_pool import KVEvent
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import Request
 from triptych_engine.scheduling.scheduler import Scheduler

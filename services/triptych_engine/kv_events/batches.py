@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from triptych_engine.scheduling.block_pool import BlockStored, ExtraKey, KVEvent
+from triptych_engine.scheduling.cache.block_pool import BlockStored, ExtraKey, KVEvent
 
 #: Where blocks are. To receivers it is the tier that the engine computes from: with "CPU" they mean blocks that were moved out of
 #: it. So vLLM says this on CPUs too.

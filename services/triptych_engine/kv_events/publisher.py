@@ -23,7 +23,7 @@ import zmq.asyncio
 from triptych.errors import StartupError
 
 from triptych_engine.kv_events.batches import MEDIUM, KVEventBatch, KVEventBatches, external_hash, extra_keys
-from triptych_engine.scheduling.block_pool import BlockRemoved, BlockStored, KVEvent
+from triptych_engine.scheduling.cache.block_pool import BlockRemoved, BlockStored, KVEvent
 
 log = logging.getLogger(__name__)
 #: Batches that wait in a socket for one slow subscriber. Then ZeroMQ drops what is new, and the subscriber sees a gap in the

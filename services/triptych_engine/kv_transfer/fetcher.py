@@ -30,7 +30,7 @@ from triptych_engine.kv_offload.host_memory import HostMemory, Slots
 from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.kv_transfer.connection import PeerConnection
 from triptych_engine.kv_transfer.servicer import boot_id
-from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
 from triptych_engine.scheduling.request import Request
 
 log = logging.getLogger(__name__)

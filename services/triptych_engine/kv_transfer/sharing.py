@@ -14,7 +14,7 @@ from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.kv_transfer.connection import PeerConnection
 from triptych_engine.kv_transfer.fetcher import BlockFetcher
 from triptych_engine.kv_transfer.servicer import KvServicer
-from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
 from triptych_engine.settings import EngineSettings
 
 _ROLES = {"both": common_pb2.KV_ROLE_UNSPECIFIED, "prefill": common_pb2.KV_ROLE_PREFILL, "decode": common_pb2.KV_ROLE_DECODE}

@@ -13,7 +13,7 @@ from triptych_common.host.memory import private_memory
 
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.verdicts import Verdicts
-from triptych_engine.scheduling.window_blocks import blocks_of_window
+from triptych_engine.scheduling.cache.window_blocks import blocks_of_window
 
 #: Room for a step's intermediate results on a CPU.
 _WORKSPACE_BYTES = 256 << 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from triptych_engine.media.gate import MediaGate
 from triptych_engine.media.needs import MediaNeeds
-from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
 from triptych_engine.scheduling.pacer import BEGINNING_STEPS, StepPacer
 from triptych_engine.scheduling.prompt_policy import (
     Admit,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass
 
 from triptych_engine.media.gate import MediaGate
-from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
 from triptych_engine.scheduling.request import Request
 from triptych_engine.scheduling.states import RequestStates
 from triptych_engine.scheduling.step_plan import StepPlan

@@ -22,8 +22,8 @@ from triptych_engine.media.cache import EmbeddingCache
 from triptych_engine.media.gate import MediaGate
 from triptych_engine.media.item import Embeddings, FetchOrder
 from triptych_engine.media.needs import MediaNeeds
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
 from triptych_engine.scheduling.in_flight import ScheduledRequest
-from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput, StepResult, failed_output, last_output
 from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.planner import StepPlanner

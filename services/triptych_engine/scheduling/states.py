@@ -19,8 +19,8 @@ from bisect import insort
 from collections.abc import Sequence
 
 from triptych_engine.media.needs import MediaNeeds
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
 from triptych_engine.scheduling.in_flight import ScheduledRequest, StepsInFlight
-from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.queue import RequestQueue
 from triptych_engine.scheduling.request import FinishReason, Request, RequestStatus
 from triptych_engine.scheduling.suspects import Suspects

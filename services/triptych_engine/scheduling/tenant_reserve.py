@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
 from triptych_engine.scheduling.request import Request
 from triptych_engine.scheduling.states import RequestStates
 

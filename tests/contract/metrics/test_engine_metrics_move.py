@@ -24,7 +24,7 @@ from triptych_common import __version__
 from triptych_common.rpc.channels import open_channel
 from triptych_engine.kv_events.publisher import KVEventPublisher
 from triptych_engine.rpc.vllm.kv_events import KvEventRelay
-from triptych_engine.scheduling.block_pool import AllBlocksCleared
+from triptych_engine.scheduling.cache.block_pool import AllBlocksCleared
 
 PREFIX = "triptych_engine"
 ALIAS = {"model_name": "fake", "engine": "0"}

@@ -15,13 +15,13 @@ from triptych_engine.kv_offload.host_memory import HostMemory
 from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.media.item import Bidirectional, MediaTraits, Modality
 from triptych_engine.rpc.convert_media import to_prompt_media
-from triptych_engine.scheduling.kv_cache import KVCacheManager
-from triptych_engine.scheduling.layer_groups import LayerGroups
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
+from triptych_engine.scheduling.cache.layer_groups import LayerGroups
+from triptych_engine.scheduling.cache.state_cache import StateCache
+from triptych_engine.scheduling.cache.window_cache import WindowCache
 from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.request import Request, SamplingParams
 from triptych_engine.scheduling.scheduler import Scheduler
-from triptych_engine.scheduling.state_cache import StateCache
-from triptych_engine.scheduling.window_cache import WindowCache
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 

@@ -27,12 +27,12 @@ from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.model_runner import ModelRunner
 from triptych_engine.runner.place import Place
 from triptych_engine.runner.verdicts import Verdicts
-from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
+from triptych_engine.scheduling.cache.window_cache import WindowCache
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import Request, TokenLogprobs
 from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.scheduling.speculation.drafter import Drafter
-from triptych_engine.scheduling.window_cache import WindowCache
 
 from support.builders.engine import layer_groups
 

@@ -9,7 +9,7 @@ import pytest
 from support.drivers.engine_router import a_request
 from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.model.blocks import block_id, prefix_ids
-from triptych_engine.scheduling.block_pool import BlockPool
+from triptych_engine.scheduling.cache.block_pool import BlockPool
 from triptych_frontend.engines.blocks import BlockIndex
 
 _SIZE = 16
@@ -101,7 +101,7 @@ def test_expected_blocks_are_forgotten_after_a_while() -> None:
 def test_names_are_those_of_the_engine() -> None:
     """The engine's own hashes of a prompt, with a tenant's salt."""
     from triptych_engine.rpc.convert import to_requests
-    from triptych_engine.scheduling.kv_cache import KVCacheManager
+    from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
 
     model = common_pb2.ModelInfo(name="m", vocab_size=1000, max_model_len=1000)
     prompt = [3, *range(1, 100)]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from smg_grpc_proto.generated import common_pb2 as smg_pb2
 
 from triptych_engine.kv_events.batches import MEDIUM, KVEventBatch, KVEventBatches, external_hash, extra_keys
-from triptych_engine.scheduling.block_pool import AllBlocksCleared, BlockRemoved, BlockStored, ExtraKey, KVEvent
+from triptych_engine.scheduling.cache.block_pool import AllBlocksCleared, BlockRemoved, BlockStored, ExtraKey, KVEvent
 
 #: Batches that wait for a slow subscriber. Then its stream ends.
 _MAX_WAITING = 1024

@@ -13,7 +13,7 @@ from triptych.errors import StartupError, UnimplementedError
 from triptych_common.constraints.spec import ConstraintSpec
 from triptych_engine.core import EngineCore
 from triptych_engine.executor.simulated import SimulatedEngine, SimulatedExecutor
-from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
 from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.request import Request, SamplingParams
 from triptych_engine.scheduling.scheduler import Scheduler

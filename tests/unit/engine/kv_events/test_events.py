@@ -12,8 +12,8 @@ from support.kv_events import Receiver, decode
 from triptych_engine.kv_events.batches import KVEventBatch, external_hash, extra_keys
 from triptych_engine.kv_events.publisher import encode
 from triptych_engine.media.item import Bidirectional
-from triptych_engine.scheduling.block_pool import AllBlocksCleared, BlockPool, BlockRemoved, BlockStored
-from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.cache.block_pool import AllBlocksCleared, BlockPool, BlockRemoved, BlockStored
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
 from triptych_engine.scheduling.request import Request
 from triptych_engine.scheduling.scheduler import Scheduler
 

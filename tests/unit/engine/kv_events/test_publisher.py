@@ -19,7 +19,7 @@ from triptych_engine.extras import new_publisher
 from triptych_engine.kv_events import publisher as module
 from triptych_engine.kv_events.batches import KVEventBatches
 from triptych_engine.kv_events.publisher import KVEventPublisher
-from triptych_engine.scheduling.block_pool import AllBlocksCleared, BlockStored
+from triptych_engine.scheduling.cache.block_pool import AllBlocksCleared, BlockStored
 from triptych_engine.settings import EngineSettings
 
 

@@ -12,8 +12,8 @@ from support.builders.engine import a_media_request, a_request
 from triptych_engine.kv_events.batches import KVEventBatches
 from triptych_engine.rpc.vllm import kv_events as module
 from triptych_engine.rpc.vllm.kv_events import KvEventRelay, KvSubscription
-from triptych_engine.scheduling.block_pool import AllBlocksCleared
-from triptych_engine.scheduling.kv_cache import KVCacheManager
+from triptych_engine.scheduling.cache.block_pool import AllBlocksCleared
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
 from triptych_engine.scheduling.request import Request
 
 

@@ -13,7 +13,7 @@ from support.fakes.runner import FakeRunner, expected_output
 from triptych.errors import InternalError
 from triptych_engine.core import EngineCore
 from triptych_engine.kv_offload.host_tier import HostTier
-from triptych_engine.scheduling import block_copies
+from triptych_engine.scheduling.cache import block_copies
 from triptych_engine.scheduling.output import SchedulerOutput, SequenceOutput
 from triptych_engine.scheduling.pacer import StepPacer
 from triptych_engine.scheduling.request import FinishReason, Request

@@ -1,7 +1,7 @@
 """The block pool: LRU order, sharing, forgetting."""
 
 import pytest
-from triptych_engine.scheduling.block_pool import BlockPool
+from triptych_engine.scheduling.cache.block_pool import BlockPool
 
 
 def test_allocate_gives_each_block_once_and_none_when_too_few_are_free():

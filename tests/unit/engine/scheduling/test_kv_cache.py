@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.builders.engine import a_request
-from triptych_engine.scheduling.kv_cache import KVCacheManager, hash_block
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager, hash_block
 
 
 def computed(kv_cache: KVCacheManager, prompt: list[int], **kwargs: object):

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builders.engine import a_request, a_scheduler
 from support.fakes.runner import FakeRunner, expected_output
+from triptych_engine.scheduling.cache.state_pool import StatePool
 from triptych_engine.scheduling.request import FinishReason, Request
 from triptych_engine.scheduling.scheduler import Scheduler
-from triptych_engine.scheduling.state_pool import StatePool
 
 _SYSTEM = [1 + number % 7 for number in range(40)]
 

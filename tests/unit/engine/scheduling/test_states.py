@@ -8,8 +8,8 @@ import pytest
 from support.builders.engine import a_media_request
 from triptych_engine.media.cache import EmbeddingCache
 from triptych_engine.media.needs import MediaNeeds
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
 from triptych_engine.scheduling.in_flight import ScheduledRequest
-from triptych_engine.scheduling.kv_cache import KVCacheManager
 from triptych_engine.scheduling.request import FinishReason, Request, RequestStatus
 from triptych_engine.scheduling.states import InvalidTransitionError, RequestStates
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builders.engine import a_request, a_scheduler
 from support.fakes.runner import FakeRunner, expected_output
-from triptych_engine.scheduling.kv_cache import KVCacheManager
-from triptych_engine.scheduling.layer_groups import LayerGroups
+from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
+from triptych_engine.scheduling.cache.layer_groups import LayerGroups
+from triptych_engine.scheduling.cache.window_blocks import blocks_of_window
+from triptych_engine.scheduling.cache.window_cache import WindowCache
 from triptych_engine.scheduling.output import StepResult
 from triptych_engine.scheduling.request import Request
 from triptych_engine.scheduling.scheduler import Scheduler
-from triptych_engine.scheduling.window_blocks import blocks_of_window
-from triptych_engine.scheduling.window_cache import WindowCache
 
 _PROMPT = [1 + number % 7 for number in range(60)]
 _BLOCK = 4

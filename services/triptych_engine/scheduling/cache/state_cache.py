@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
 
+from triptych_engine.scheduling.cache.state_pool import StatePool
 from triptych_engine.scheduling.request import Request
-from triptych_engine.scheduling.state_pool import StatePool
 
 #: Most borders at which a snapshot is wanted that nobody has computed yet.
 _MOST_WANTED = 1024

@@ -8,9 +8,9 @@ from triptych.errors import NeverFitsError
 from triptych_common.model.blocks import hash_block, root_hash
 
 from triptych_engine.kv_offload.host_tier import HostTier
-from triptych_engine.scheduling.block_copies import BlockCopies
-from triptych_engine.scheduling.block_pool import BlockPool
-from triptych_engine.scheduling.layer_groups import LayerGroups
+from triptych_engine.scheduling.cache.block_copies import BlockCopies
+from triptych_engine.scheduling.cache.block_pool import BlockPool
+from triptych_engine.scheduling.cache.layer_groups import LayerGroups
 from triptych_engine.scheduling.request import Request
 
 

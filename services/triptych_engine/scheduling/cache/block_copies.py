@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from triptych_engine.kv_offload.host_tier import HostTier
-from triptych_engine.scheduling.block_pool import BlockPool
+from triptych_engine.scheduling.cache.block_pool import BlockPool
 
 #: What a step may copy for loads: in bytes, if no sequence decodes in it. Else the share of the decoding's time in which so many
 #: bytes a second can be copied; most machines are faster.

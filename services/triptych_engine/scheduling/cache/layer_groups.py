@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from triptych_engine.scheduling.cache.state_cache import StateCache
+from triptych_engine.scheduling.cache.window_cache import WindowCache
 from triptych_engine.scheduling.request import Request
-from triptych_engine.scheduling.state_cache import StateCache
-from triptych_engine.scheduling.window_cache import WindowCache
 
 
 class LayerGroups:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from triptych_engine.scheduling.block_pool import BlockPool
+from triptych_engine.scheduling.cache.block_pool import BlockPool
+from triptych_engine.scheduling.cache.window_blocks import KEYS_AT_ONCE, blocks_of_window
 from triptych_engine.scheduling.request import Request
-from triptych_engine.scheduling.window_blocks import KEYS_AT_ONCE, blocks_of_window
 
 #: Draft tokens that a step may compute for a decoding request: MAX_DRAFT_TOKENS of speculation/drafter.py.
 _MOST_AHEAD = 16
