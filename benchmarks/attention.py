@@ -82,8 +82,8 @@ def measure(case: Case, dtype: torch.dtype, num_rounds: int) -> list[float]:
     backend, step = CpuAttention(kernels), metadata(case)
     shape = LayerShape(case.num_kv_heads, case.head_dim, case.head_dim)
     backend.allocate(dict.fromkeys(range(NUM_LAYERS), shape), step.block_table.size, case.block_size, dtype)
-    for keys, values in backend._cache.values():
-        keys.normal_(), values.normal_()
+    for part in backend.blocks():
+        part.normal_()
     query = torch.randn(step.num_tokens, case.num_q_heads, case.head_dim).to(dtype)
     key, value = (torch.randn(step.num_tokens, case.num_kv_heads, case.head_dim).to(dtype) for _ in range(2))
     times_ms = []

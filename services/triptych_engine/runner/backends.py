@@ -12,6 +12,7 @@ from triptych.errors import StartupError
 from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMetadata, LayerShape, TorchAttention
 from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.kernels import CpuKernels
+from triptych_engine.runner.cpu.latent_attention import LatentAttention
 
 log = logging.getLogger(__name__)
 #: Query heads per key head in the trial.
@@ -65,7 +66,8 @@ def choose_backend(
 def _cpu(layers: dict[int, LayerShape], block_size: int, dtype: torch.dtype, kernels: CpuKernels | None) -> AttentionBackend:
     if kernels is None:
         raise ValueError("the CPU attention kernel is not available")
-    backend = CpuAttention(kernels)
+    keep_latents = any(shape.values_in_keys for shape in layers.values())
+    backend = LatentAttention(kernels) if keep_latents else CpuAttention(kernels)
     backend.allocate(layers, 1, block_size, dtype)  # raises ValueError if it does not support the model
     return backend
 

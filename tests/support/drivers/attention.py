@@ -103,6 +103,8 @@ def worst_difference(
         query = random(num_q_heads, num_tokens, shape.head_dim, query_dtype or dtype)
         key = random(shape.num_kv_heads, num_tokens, shape.head_dim, query_dtype or dtype)
         value = random(shape.num_kv_heads, num_tokens, shape.v_head_dim, dtype)
+        if shape.values_in_keys:
+            value = key[..., : shape.v_head_dim].to(dtype)
         outputs = []
         for backend in backends:
             backend.begin(metadata(lengths, [computed[i] for i in active], np.ascontiguousarray(table[active]), block_size, span))

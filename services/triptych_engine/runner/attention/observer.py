@@ -8,6 +8,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from triptych.errors import UnsupportedModelError
 
+from triptych_engine.runner.attention.latent import latent_heads
 from triptych_engine.runner.attention.paged import LayerShape, attending, current_backend, paged_attention
 from triptych_engine.runner.recurrent.layer_types import RECURRENT_LAYER_TYPES, STATELESS_LAYER_TYPES
 from triptych_engine.runner.recurrent.layers import RecurrentLayers
@@ -69,6 +70,7 @@ class LayerObserver:
         layers: what each layer stores.
         mask_windows: number of keys that the tokens of a layer attend to, where only its mask says it. A paged attention has no
             masks, so it would attend to all.
+        stores_latents: whether the layer that attends next stores latents.
     """
 
     name = "observer"
@@ -76,6 +78,7 @@ class LayerObserver:
     def __init__(self) -> None:
         self.layers: dict[int, LayerShape] = {}
         self.mask_windows: dict[int, int] = {}
+        self.stores_latents = False
 
     def forward(
         self,
@@ -89,7 +92,7 @@ class LayerObserver:
         softcap: float,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        self.layers[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], window)
+        self.layers[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], window, self.stores_latents)
         return value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
 
 
@@ -103,6 +106,8 @@ def _observed_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     observer = current_backend()
+    if isinstance(observer, LayerObserver):
+        observer.stores_latents = latent_heads(module) is not None
     if attention_mask is not None and attention_mask.dtype == torch.int64 and isinstance(observer, LayerObserver):
         if not sliding_window:
             observer.mask_windows[int(module.layer_idx)] = int(attention_mask)  # type: ignore[arg-type]

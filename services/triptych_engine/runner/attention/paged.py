@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from transformers import AttentionInterface
 
+from triptych_engine.runner.attention.latent import attend_to_latents, latent_heads
+
 ATTENTION_NAME = "triptych_paged"
 #: Of a head's key, and of its value, in a KV cache in int8.
 SCALE_BYTES = 4
@@ -30,12 +32,15 @@ class LayerShape:
     v_head_dim: int
     #: Number of keys that a token attends to, including its own; 0 for all.
     window: int = 0
+    #: Whether a value is the first v_head_dim numbers of its key, and only keys are stored (latent.py).
+    values_in_keys: bool = False
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """What keys and values of this dtype take, in bytes."""
         per_word = max(1, 4 // dtype.itemsize)  # the CPU's KV cache rounds an odd head_dim up
-        scales = 2 * SCALE_BYTES if dtype == torch.int8 else 0
-        return self.num_kv_heads * ((-(-self.head_dim // per_word) * per_word + self.v_head_dim) * dtype.itemsize + scales)
+        sizes = [-(-self.head_dim // per_word) * per_word] + ([] if self.values_in_keys else [self.v_head_dim])
+        scale = SCALE_BYTES if dtype == torch.int8 else 0
+        return self.num_kv_heads * sum(size * dtype.itemsize + scale for size in sizes)
 
 
 @dataclass(slots=True)
@@ -151,16 +156,19 @@ def paged_attention(
     """transformers' attention function: query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T, Hq, Dv]."""
     if attention_mask is not None:
         raise RuntimeError("the model built an attention mask; the paged cache has none")
-    out = current_backend().forward(
-        int(module.layer_idx),  # type: ignore[arg-type]
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        scaling=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        window=int(sliding_window or 0),
-        softcap=float(softcap or 0.0),
-        sinks=kwargs.get("s_aux", getattr(module, "sinks", None)),
-    )
+    backend, layer, heads = current_backend(), int(module.layer_idx), latent_heads(module)  # type: ignore[arg-type]
+    queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
+    options: dict[str, Any] = {
+        "scaling": query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        "window": int(sliding_window or 0),
+        "softcap": float(softcap or 0.0),
+    }
+    if heads is None:
+        out = backend.forward(layer, queries, keys, values, sinks=kwargs.get("s_aux", getattr(module, "sinks", None)), **options)
+    elif hasattr(backend, "forward_latents"):
+        out = backend.forward_latents(layer, queries, keys, values, heads, **options)
+    else:
+        out = attend_to_latents(backend, layer, queries, keys, values, heads, **options)
     return out[None], None
 
 
@@ -179,17 +187,18 @@ class TorchAttention:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._in_keys: set[int] = set()  # layers whose values are in their keys
 
     def allocate(self, layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         slots = num_blocks * block_size
         self._block_size = block_size
-        self._cache = {
-            index: (
-                torch.empty(slots, shape.num_kv_heads, shape.head_dim, dtype=dtype, device=self._device),
-                torch.empty(slots, shape.num_kv_heads, shape.v_head_dim, dtype=dtype, device=self._device),
-            )
-            for index, shape in layers.items()
-        }
+        self._in_keys = {index for index, shape in layers.items() if shape.values_in_keys}
+        self._cache = {}
+        for index, shape in layers.items():
+            keys = torch.empty(slots, shape.num_kv_heads, shape.head_dim, dtype=dtype, device=self._device)
+            size = slots, shape.num_kv_heads, shape.v_head_dim
+            values = keys[..., : shape.v_head_dim] if shape.values_in_keys else torch.empty(size, dtype=dtype, device=self._device)
+            self._cache[index] = keys, values
 
     def attach(self, cache: dict[int, tuple[torch.Tensor, torch.Tensor]], block_size: int) -> None:
         """Work on a cache that another backend owns.
@@ -197,7 +206,7 @@ class TorchAttention:
         Args:
             cache: layer -> keys and values, [num_slots, num_kv_heads, head_dim] each.
         """
-        self._cache, self._block_size = cache, block_size
+        self._cache, self._block_size, self._in_keys = cache, block_size, set()
 
     def prefault(self) -> None:
         pass
@@ -206,7 +215,8 @@ class TorchAttention:
         self._cache = {}
 
     def blocks(self) -> list[torch.Tensor]:
-        return [part.unflatten(0, (-1, self._block_size)) for pair in self._cache.values() for part in pair]
+        stored = [part for layer, pair in self._cache.items() for part in pair[: 1 if layer in self._in_keys else 2]]
+        return [part.unflatten(0, (-1, self._block_size)) for part in stored]
 
     def begin(self, metadata: AttentionMetadata) -> None:
         self._slots = torch.from_numpy(metadata.slots).to(self._device)
@@ -234,7 +244,8 @@ class TorchAttention:
     ) -> torch.Tensor:
         k_cache, v_cache = self._cache[layer]
         k_cache[self._slots] = key.to(k_cache.dtype)
-        v_cache[self._slots] = value.to(v_cache.dtype)
+        if layer not in self._in_keys:
+            v_cache[self._slots] = value.to(v_cache.dtype)
         out = value.new_empty(query.shape[0], query.shape[1], value.shape[2])
         group = query.shape[1] // key.shape[1]
         for first, last, slots, key_end in self._sequences:

@@ -32,6 +32,17 @@ class PackedWeight(ctypes.Structure):
     ]
 
 
+class HeadsArgs(ctypes.Structure):
+    """Mirror of HeadsArgs in linear_heads.cpp; the fields are described there."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "out", "workspace")),
+        *((f"{name}_stride_{dim}", ctypes.c_int64) for name in ("x", "out") for dim in ("row", "head")),
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "out_features", "in_features")),
+        ("is_wide", ctypes.c_int32),
+    ]
+
+
 class DecoderLayerArgs(ctypes.Structure):
     """Mirror of DecoderLayerArgs in decoder_layer.cpp; the fields are described there."""
 
@@ -76,3 +87,13 @@ class LoraUpdate(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("rank", "is_bf16")),
         ("scale", ctypes.c_float),
     ]
+
+
+#: Name in csrc/ -> mirror, of all but the first.
+STRUCTS: dict[str, type[ctypes.Structure]] = {
+    "decoder_layer_args": DecoderLayerArgs,
+    "decoder_ends_args": DecoderEndsArgs,
+    "decoder_step_args": DecoderStepArgs,
+    "heads_args": HeadsArgs,
+    "lora_update": LoraUpdate,
+}

@@ -16,7 +16,7 @@ from triptych_common.host.cpu import isas_of_this_cpu
 
 from triptych_engine.runner.cpu import kernel_build
 from triptych_engine.runner.cpu.huge_pages import HugePages
-from triptych_engine.runner.cpu.kernel_args import DecoderEndsArgs, DecoderLayerArgs, DecoderStepArgs, KernelArgs, LoraUpdate
+from triptych_engine.runner.cpu.kernel_args import STRUCTS, DecoderLayerArgs, KernelArgs
 from triptych_engine.runner.cpu.openmp import share_runtime_of_torch
 from triptych_engine.runner.cpu.quant_kernels import QuantKernels
 from triptych_engine.runner.cpu.rank_kernels import RankKernels
@@ -90,16 +90,13 @@ class CpuKernels:
         self._linear_wide.argtypes = [pointer, count, *[pointer] * 3, *[count] * 3]
         self._linear_inputs: int = library.triptych_linear_inputs()
         library.triptych_linear_row_words.argtypes, library.triptych_linear_row_words.restype = [count], count
-        self._linear_row_words: Callable[[int], int] = functools.cache(library.triptych_linear_row_words)
+        #: Number of inputs -> 32-bit words of workspace per row of products whose inputs may be rounded.
+        self.linear_row_words: Callable[[int], int] = functools.cache(library.triptych_linear_row_words)
+        #: Takes a reference to HeadsArgs.
+        self.linear_heads = library.triptych_linear_heads
         #: How products of many rows with bf16 weights are computed.
         self.linear_method: str = LINEAR_METHODS[library.triptych_linear_method()]
-        structs: dict[str, type[ctypes.Structure]] = {
-            "decoder_layer_args": DecoderLayerArgs,
-            "decoder_ends_args": DecoderEndsArgs,
-            "decoder_step_args": DecoderStepArgs,
-            "lora_update": LoraUpdate,
-        }
-        for name, struct in structs.items():
+        for name, struct in STRUCTS.items():
             size = getattr(library, f"triptych_{name}_size")
             size.restype = count
             if size() != ctypes.sizeof(struct):
@@ -161,7 +158,7 @@ class CpuKernels:
         out = torch.empty(x.shape[0], out_features)
         self._linear(
             x.data_ptr(), x.stride(0), packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
-            self.workspace(x.shape[0], self._linear_row_words(x.shape[1])), x.shape[0], out_features, x.shape[1],
+            self.workspace(x.shape[0], self.linear_row_words(x.shape[1])), x.shape[0], out_features, x.shape[1],
         )  # fmt: skip
         return out
 

@@ -27,13 +27,13 @@ from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 #: Largest difference that rounding can explain, relative to the typical value.
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 #: Largest difference in what a layer adds to the residual stream that the stream's rounding to float32 can explain, relative to it.
 _STREAM_TOLERANCE = 1e-6
 #: Additional difference with quantised inputs: a tiny difference can change to which 8-bit value a number is rounded.
 _QUANT_TOLERANCE = 2e-2
 #: Block size of the KV cache in which a layer is verified.
-_BLOCK_SIZE = 16
+TRIAL_BLOCK_SIZE = 16
 
 
 class FusedDecoderLayer(nn.Module):
@@ -118,7 +118,7 @@ class FusedDecoderLayer(nn.Module):
                 with attending(backend):
                     added.append(self(inputs, position_embeddings=tables) - inputs)
             # The parts round values between them to the model's dtype; the kernel does not.
-            if not _close(added[0], added[1], 4 * _TOLERANCE[dtype] + extra, _STREAM_TOLERANCE * inputs.abs()):
+            if not is_close(added[0], added[1], 4 * TOLERANCE[dtype] + extra, _STREAM_TOLERANCE * inputs.abs()):
                 log.warning("layer %d as a whole is not what its parts are; it is computed in parts", self.index)
                 return False
         return True
@@ -221,13 +221,13 @@ def _computes_the_same(fused: FusedDecoderLayer, call: ModuleCall, wanted: Atten
     with attending(recorder):  # type: ignore[arg-type]
         got = fused(*call.args, **call.kwargs)
     (own,) = recorder.calls
-    tolerance = _TOLERANCE[own.value.dtype]
+    tolerance = TOLERANCE[own.value.dtype]
     pairs = [(wanted.query, own.query), (wanted.key, own.key), (wanted.value, own.value)]
-    if not all(_close(want.float(), have.float(), tolerance) for want, have in pairs):
+    if not all(is_close(want.float(), have.float(), tolerance) for want, have in pairs):
         return False
     # Compare what the layer adds, not its output: next to a few huge channels of the stream, any difference would look small.
     stream = _STREAM_TOLERANCE * call.input.abs()
-    return _close(call.output - call.input, got - call.input, tolerance, stream)
+    return is_close(call.output - call.input, got - call.input, tolerance, stream)
 
 
 def trial_backend(
@@ -236,7 +236,9 @@ def trial_backend(
     """A backend with room for one sequence, whose cache has this dtype; None if it does not support the layers' shapes."""
     backend = kernels.attention()
     try:
-        backend.allocate({layer.index: layer.cache_shape for layer in layers}, -(-num_tokens // _BLOCK_SIZE), _BLOCK_SIZE, dtype)
+        backend.allocate(
+            {layer.index: layer.cache_shape for layer in layers}, -(-num_tokens // TRIAL_BLOCK_SIZE), TRIAL_BLOCK_SIZE, dtype
+        )
     except ValueError:
         return None
     return backend
@@ -248,13 +250,13 @@ def first_tokens(num_tokens: int) -> AttentionMetadata:
     return AttentionMetadata(
         query_start_loc=np.array([0, num_tokens], np.int32),
         seq_lens=np.array([num_tokens], np.int32),
-        block_table=np.arange(-(-num_tokens // _BLOCK_SIZE), dtype=np.int32)[None],
+        block_table=np.arange(-(-num_tokens // TRIAL_BLOCK_SIZE), dtype=np.int32)[None],
         slots=positions.astype(np.int64),
         positions=positions.astype(np.int32),
     )
 
 
-def _close(expected: torch.Tensor, got: torch.Tensor, tolerance: float, extra: torch.Tensor | float = 0.0) -> bool:
+def is_close(expected: torch.Tensor, got: torch.Tensor, tolerance: float, extra: torch.Tensor | float = 0.0) -> bool:
     """Whether each difference is small, relative to the element plus the root mean square of all elements."""
     if expected.shape != got.shape:
         return False

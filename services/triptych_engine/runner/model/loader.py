@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -146,6 +147,7 @@ def load_model(
     quantized_modules: QuantizedModules | None = None,
     group: RankGroup | None = None,
     verdicts: Verdicts | None = None,
+    keep_latents: Callable[[PreTrainedModel, torch.Tensor, Verdicts], int] | None = None,
 ) -> LoadedModel:
     """Load the language model of a checkpoint.
 
@@ -155,6 +157,7 @@ def load_model(
         quantized_modules: makes the layers of a checkpoint that is quantised; None if such ones cannot be computed here.
         verdicts: of the same checkpoint, if it was loaded before in this process.
         group: the ranks among which the model is divided; None if it is not.
+        keep_latents: called with the model, the probe and the verdicts, before it is seen what layers store; see fusion/latent.py.
 
     Raises:
         UnsupportedModelError: it could not be run correctly.
@@ -196,6 +199,8 @@ def load_model(
     except UnknownStateError as error:
         why = f"the state that {error} keeps is not known"
         raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {why}") from error
+    if keep_latents is not None:
+        keep_latents(model, probe, verdicts)
     layers = verdicts.of("layers", lambda: observe_layers(model, config, name, probe, max_model_len, recurrent))
     if recurrent is not None:
         recurrent.shapes = dict(verdicts.of("recurrent layers", partial(dict, recurrent.shapes)))

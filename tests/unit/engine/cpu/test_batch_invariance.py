@@ -99,6 +99,7 @@ def attention_of(
         (LayerShape(3, 64, 64), {}),
         (LayerShape(2, 33, 16), {"window": 150, "softcap": 20.0}),
         (LayerShape(2, 64, 48), {"window": 40, "sinks": torch.linspace(-1, 1, 4)}),
+        (LayerShape(1, 40, 32, values_in_keys=True), {}),
     ],
 )
 def test_attention_of_a_token(variant: CpuKernels, dtype: torch.dtype, shape: LayerShape, options: dict[str, Any]):

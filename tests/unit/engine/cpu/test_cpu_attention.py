@@ -32,6 +32,9 @@ Emulating = Callable[[str], CpuKernels]
         (32, LayerShape(2, 128, 128), 16, {"softcap": 30.0}),
         (6, LayerShape(2, 64, 48), 16, {"window": 40, "sinks": torch.linspace(-1, 1, 6)}),
         (64, LayerShape(1, 32, 32), 48, {"scaling": 0.5}),
+        (16, LayerShape(1, 72, 64, values_in_keys=True), 16, {}),
+        (5, LayerShape(1, 34, 16, values_in_keys=True), 48, {"scaling": 0.5}),
+        (40, LayerShape(1, 145, 144, values_in_keys=True), 32, {"window": 10, "softcap": 30.0}),
     ],
 )
 def test_paged_attention_matches_torch(
@@ -53,6 +56,8 @@ def test_paged_attention_matches_torch(
         (6, LayerShape(2, 62, 48), 16, {"window": 40, "sinks": torch.linspace(-1, 1, 6)}),
         (6, LayerShape(2, 64, 64), 32, {"span": 7}),
         (6, LayerShape(2, 64, 64), 16, {"query_dtype": torch.float32}),
+        (16, LayerShape(1, 72, 64, values_in_keys=True), 16, {}),
+        (5, LayerShape(1, 35, 16, values_in_keys=True), 48, {}),
     ],
 )
 def test_a_cache_in_int8_holds_rounded_keys_and_values(
@@ -104,6 +109,15 @@ def test_many_sequences_decode_over_contexts_of_any_length(emulating: Emulating,
     assert run_both(emulating(method), dtype=torch.bfloat16, **case) < TOLERANCE[torch.bfloat16]
 
 
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("method", LINEAR_METHODS)
+@pytest.mark.parametrize("lengths", [[700], [1, 255, 256, 257, 511, 513, 800], [300, 5] * 10])
+def test_threads_share_the_keys_of_few_sequences_if_values_are_in_the_keys(emulating: Emulating, method: str, lengths: list[int]):
+    """Each part of the context is summed up by itself; of many sequences, a thread sums up all parts of one."""
+    case = {"shape": LayerShape(1, 40, 32, values_in_keys=True), "num_q_heads": 6, "steps": [lengths, [1] * len(lengths)]}
+    assert run_both(emulating(method), dtype=torch.bfloat16, **case) < TOLERANCE[torch.bfloat16]
+
+
 @pytest.mark.parametrize("method", LINEAR_METHODS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_what_the_cache_held_before_spoils_nothing(
@@ -114,13 +128,12 @@ def test_what_the_cache_held_before_spoils_nothing(
 
     def poisoned(*args: Any) -> Any:
         cache = allocate(*args)
-        for keys, values in cache.values():
-            keys.fill_(torch.nan)
-            values.fill_(torch.nan)
+        for part in (part for pair in cache.values() for part in pair if part is not None):
+            part.fill_(torch.nan)
         return cache
 
     monkeypatch.setattr(cpu_attention, "_allocate", poisoned)
-    for shape in (LayerShape(3, 64, 64), LayerShape(1, 33, 48)):
+    for shape in (LayerShape(3, 64, 64), LayerShape(1, 33, 48), LayerShape(1, 33, 32, values_in_keys=True)):
         steps = [[*range(1, 36)], [1] * 35, [2] * 35]
         worst = run_both(emulating(method), dtype=dtype, shape=shape, num_q_heads=3, steps=steps, block_size=32)
         assert worst < TOLERANCE[dtype]

@@ -146,6 +146,7 @@ def test_the_logits_are_those_of_the_dequantised_weights(name: str, tmp_path: Pa
     exact = load_model(tmp_path, "", dtype=None, device=CPU, max_model_len=64, quantized_modules=modules)
     torch.testing.assert_close(exact.probe_logits, model(exact.probe_token_ids[None]).logits[0], rtol=1e-4, atol=1e-4)
     runner = build_runner(RunnerConfig(tmp_path, "tiny", 256, 8, 64, 16, 1 << 22))
+    assert {shape.values_in_keys for shape in runner._model.layers.values()} == {"deepseek" in name}
     expected = model(torch.tensor([PROMPT])).logits[0]
     assert nn.functional.cosine_similarity(runner.prompt_logits(PROMPT), expected, dim=-1).median() > 0.999
     experts = [module for module in runner._model.model.modules() if isinstance(module, QuantizedExperts)]

@@ -20,6 +20,8 @@ from triptych_engine.runner.cuda.attention import CudaAttention
 from triptych_engine.runner.place import ALONE, Place
 
 SHAPES = {0: LayerShape(2, 16, 16), 3: LayerShape(1, 24, 32)}
+#: The last one keeps values in its keys.
+WITH_LATENTS = SHAPES | {4: LayerShape(1, 40, 32, values_in_keys=True)}
 CPU = torch.device("cpu")
 
 
@@ -31,9 +33,9 @@ def test_blocks_come_back_as_they_were(name: str, dtype: torch.dtype, place: Pla
         pytest.skip("attention on GPUs keeps none in int8")
     makers = {"cpu": lambda: CpuAttention(kernels), "torch": lambda: TorchAttention(CPU), "cuda": lambda: CudaAttention(CPU)}
     backend = makers[name]()
-    backend.allocate(SHAPES, 8, 16, dtype)
+    backend.allocate(SHAPES if name == "cuda" else WITH_LATENTS, 8, 16, dtype)
     parts = backend.blocks()
-    assert [part.shape[0] for part in parts] == [8] * 4
+    assert [part.shape[0] for part in parts] == [8] * (4 if name == "cuda" else 5)
     for part in parts:
         part.copy_(torch.randint(-100, 100, part.shape))
     size = bytes_of_block(parts)

@@ -165,7 +165,7 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
   });
   team.wait();
   clock.mark(kOtherStage);
-  attend_fastest<float, float, Cache, Format::kRounds>(a);
+  attend_shared<FastestProducts<Cache, Format::kRounds>, float, float>(a);
   team.wait();
   clock.mark(kAttentionStage);
   if (Format::num_prepared_words(1) > 0) {  // several threads write a row, so it is prepared after all have written

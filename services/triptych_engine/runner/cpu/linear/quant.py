@@ -41,6 +41,10 @@ class QuantLinear(KernelLinear):
         self.weight = self.packed.table
         return self.packed.nbytes, self.packed.nbytes
 
+    def dequantize(self) -> torch.Tensor:
+        """The weight, [out_features, in_features] fp32."""
+        return self._kernels.unpack(self.packed, torch.arange(self.out_features))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         linear = self._kernels.linear_exact if self.weight is None else self._kernels.linear
         return self._multiply(lambda rows: linear(rows, self.packed, self.bias), x)

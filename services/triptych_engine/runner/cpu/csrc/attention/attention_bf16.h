@@ -2,7 +2,7 @@
 // are float32. They are the products of linear layers (linear_bf16.h); the 32 outputs are 32 keys, or 32 components of values.
 #pragma once
 
-#include "attention/attention_tile.h"
+#include "attention/key_values.h"
 #include "linear/linear_bf16.h"
 
 #if defined(TRIPTYCH_BF16_DOT)
@@ -18,7 +18,8 @@ class CachePrefetch {
   // Prefetches the share of `groups` groups of `own` from `group` on, in `steps` steps; nothing for no groups.
   CachePrefetch(const Args& a, const HeadsTile& own, const HeadsTile& next, int group, int groups, int64_t steps)
       : a_(a), own_(own), next_(next), num_own_(std::max(0, own.num_groups - kGroupsPerTile)),
-        key_lines_((a.head_dim + 1) / 2), value_lines_(a.v_head_dim / 2) {
+        key_lines_((a.head_dim + 1) / 2), value_lines_(values_in_keys(a) ? 0 : a.v_head_dim / 2) {
+    const int kinds = values_in_keys(a) ? 1 : 2;
     const int total = num_own_ + std::min(next.num_groups, kGroupsPerTile), all = std::max(1, own.num_groups);
     first_ = group * total / all;
     num_pieces_ = ((group + groups) * total / all - first_) * own.heads;
@@ -27,8 +28,8 @@ class CachePrefetch {
     lines_per_step_ = (lines + steps - 1) / steps;
     lines_left_ = lines;
     for (int j = 0; j < kStreams; j++) {
-      streams_[j].piece = 2 * num_pieces_ * j / kStreams;
-      streams_[j].end = 2 * num_pieces_ * (j + 1) / kStreams;
+      streams_[j].piece = kinds * num_pieces_ * j / kStreams;
+      streams_[j].end = kinds * num_pieces_ * (j + 1) / kStreams;
     }
   }
 
@@ -124,15 +125,16 @@ struct Bf16AttentionProducts {
   }
 
   static void add_values(const Args& a, const Tile& tile, const Scratch& s, int first, int groups, Prefetch& next) {
+    const bool gathers = uses_tiles() || values_in_keys(a);
     for (int c = 0; c < a.v_head_dim; c += kPanel) {
-      const Columns gathered = uses_tiles() ? gathered_values(a, tile, first, groups, c, s.panel) : Columns{};
+      const Columns gathered = gathers ? gathered_values(a, tile, first, groups, c, s.panel) : Columns{};
       for_rows(tile.rows, [&](auto sums, int64_t row) {
         float* out = s.out + row * s.out_stride + c;
         const uint32_t* weights = (const uint32_t*)(s.scores + row * kKeyTile);
         sums.begin(out, s.out_stride);
-        if constexpr (decltype(sums)::kIsTile) {
+        if (gathers) {
           sums.add(weights, kKeyTile, padded_groups(groups) * kLanes / 2, gathered, next);
-        } else {
+        } else if constexpr (!decltype(sums)::kIsTile) {
           for (int n = 0; n < groups; n++) add_group(a, tile, first + n * kLanes, c, weights + n * kLanes / 2, sums, next);
         }
         sums.end(out, s.out_stride);
@@ -175,13 +177,20 @@ struct Bf16AttentionProducts {
     return {panel, panel + kLanes, kPanel};
   }
 
-  // A tile reads the values of 32 slots from one place. So two groups are copied there, with zeros for slots beyond the last key.
+  // A tile reads the values of 32 slots from one place. So two groups are copied there, with zeros for slots beyond the last key. So are
+  // values that are in the keys, all groups of them.
   static Columns gathered_values(const Args& a, const Tile& tile, int first, int groups, int c, uint32_t* panel) {
     uint32_t* to = panel;
     for (int n = 0; n < padded_groups(groups); n++, to += kLanes / 2 * kPanel) {
       const int key = first + n * kLanes, valid = std::min(kLanes, tile.end - key);
       if (valid < kLanes) std::memset(to, 0, kLanes / 2 * kPanel * 4);
       if (valid <= 0) continue;
+      if (values_in_keys(a)) {
+        for (int d = 0; d < kPanel && c + d < a.v_head_dim; d += kLanes) {
+          value_pairs_of_keys(tile.keys<bf16>(a, key), c + d, a.block_size, valid, to + d, kPanel);
+        }
+        continue;
+      }
       const Columns values = value_columns(a, tile, key, c);
       for (int j = 0; j < valid / 2; j++) copy_pair<~0u>(values, j, to + j * kPanel);
       if (valid % 2) copy_pair<0xffffu>(values, valid / 2, to + valid / 2 * kPanel);

@@ -2,7 +2,7 @@
 // products of bytes where the CPU has an instruction for these: queries are rounded to 8 bits, too.
 #pragma once
 
-#include "attention/attention_tile.h"
+#include "attention/key_values.h"
 #include "linear/quant_instructions.h"
 #include "sums.h"
 
@@ -218,6 +218,7 @@ struct Fp32Products {
     if constexpr (std::is_same_v<T, q8>) {
       for (int n = 0; n < groups; n++) scale_columns(s, tile.rows, n, tile.value_scales(a, first + n * kLanes));
     }
+    if (values_in_keys(a)) return add_keys(a, tile, s, first, last);
     for (int key = first, n; key < last; key += n) {
       n = std::min(a.block_size - key % a.block_size, last - key);
       const T* values = tile.values<T>(a, key);
@@ -246,6 +247,22 @@ struct Fp32Products {
     for (int r = 0; r < rows; r++) {
       float* row = s.scores + r * kKeyTile + group * kLanes;
       store(row, load(row) * by);
+    }
+  }
+
+  // The same with values that are in the keys.
+  static void add_keys(const Args& a, const Tile& tile, const Scratch& s, int first, int last) {
+    constexpr int kMost = kValueColumns * kLanes;
+    float* wide = (float*)s.panel;  // [keys, components]
+    for (int c = 0, some; c < a.v_head_dim; c += some) {
+      some = std::min(kMost, a.v_head_dim - c);
+      for (int key = first; key < last; key += kLanes) {
+        const T* keys = tile.keys<T>(a, key);
+        for (int d = 0; d < some; d += kLanes) values_of_keys(keys, c + d, a.block_size, wide + (key - first) * some + d, some);
+      }
+      Scratch part = s;
+      part.out += c;
+      add_block(part, tile.rows, s.scores, wide, last - first, some);
     }
   }
 

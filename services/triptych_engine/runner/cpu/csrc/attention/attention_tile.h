@@ -12,6 +12,8 @@ namespace triptych {
 
 constexpr int kKeyTile = 128;  // number of keys whose scores are kept at once
 constexpr int kGroupsPerTile = kKeyTile / kLanes;
+// Groups of keys that are summed up by themselves, where several threads share the keys of a tile; in whole key tiles.
+constexpr int kGroupsPerPart = 2 * kGroupsPerTile;
 // Groups that products take at once.
 constexpr int kGroupsAtOnce = 2;
 // Query rows (tokens x grouped heads) that share a pass over the keys.
@@ -47,7 +49,9 @@ struct Tile {
   }
   // The scales of the keys and values of that group.
   const float* key_scales(const Args& a, int key) const { return scales(a, key, keys_of<q8>, key_dim<q8>(a)); }
-  const float* value_scales(const Args& a, int key) const { return scales(a, key, values_of<q8>, a.v_head_dim); }
+  const float* value_scales(const Args& a, int key) const {
+    return values_in_keys(a) ? key_scales(a, key) : scales(a, key, values_of<q8>, a.v_head_dim);
+  }
   const float* scales(const Args& a, int key, q8* (*part)(const Args&, int64_t, int), int64_t size) const {
     return scales_of(a, part(a, table[key / a.block_size], head), size) + key % a.block_size;
   }
@@ -77,6 +81,15 @@ struct HeadsTile {
   Tile of_head(int h) const {
     Tile one = tile;
     one.head += h;
+    return one;
+  }
+  // Its keys are those of some parts of the context.
+  int first_part() const { return first_group / kGroupsPerPart; }
+  int end_part() const { return (first_group + num_groups + kGroupsPerPart - 1) / kGroupsPerPart; }
+  HeadsTile of_part(int part) const {
+    HeadsTile one = *this;
+    one.first_group = std::max(first_group, part * kGroupsPerPart);
+    one.num_groups = std::min(first_group + num_groups, (part + 1) * kGroupsPerPart) - one.first_group;
     return one;
   }
 };

@@ -12,6 +12,9 @@
 //
 // In int8, each key and each value of a head has a float32 scale, its largest number by 127. The scales are behind the numbers of a
 // head's part of a block, in the order of the slots. Keys are padded with zeros to four components.
+//
+// In latent attention (MLA), values are the first components of the keys, and only keys are stored: v_cache is null. There is one head
+// then, and there are no sinks.
 #pragma once
 
 #include <cmath>
@@ -25,10 +28,10 @@ namespace triptych {
 struct PagedAttentionArgs {
   const void* q;             // [T, Hq, D]
   const void* k;             // [T, Hkv, D]
-  const void* v;             // [T, Hkv, Dv]
+  const void* v;             // [T, Hkv, Dv], or null like v_cache
   void* out;                 // [T, Hq, Dv]
   void* k_cache;             // [num_blocks, Hkv, D, block_size] numbers, in the order above
-  void* v_cache;             // [num_blocks, Hkv, block_size, Dv] numbers, in the order above
+  void* v_cache;             // [num_blocks, Hkv, block_size, Dv] numbers, in the order above; null if values are in the keys
   const int64_t* slots;      // [T] cache slot of each token: block * block_size + offset
   const int32_t* block_table;  // [num_seqs, block_table_stride]
   const int64_t* window_slots;         // the same for layers with a window, if these have blocks of their own; else null
@@ -47,6 +50,9 @@ struct PagedAttentionArgs {
 };
 
 using Args = PagedAttentionArgs;
+
+// Whether a value is the first v_head_dim components of its key.
+inline bool values_in_keys(const Args& a) { return !a.v_cache; }
 
 constexpr int kMostDims = 1024;  // of a head, in int8
 typedef int8_t vb __attribute__((vector_size(kLanes)));
@@ -166,7 +172,7 @@ inline void write_token(const Args& a, int t) {
   const int64_t block = a.slots[t] / a.block_size, offset = a.slots[t] % a.block_size;
   for (int h = 0; h < a.num_kv_heads; h++) {
     write_key(a, (const A*)a.k + t * a.k_stride_t + h * a.k_stride_h, keys_of<T>(a, block, h), offset);
-    write_value(a, (const V*)a.v + t * a.v_stride_t + h * a.v_stride_h, values_of<T>(a, block, h), offset);
+    if (!values_in_keys(a)) write_value(a, (const V*)a.v + t * a.v_stride_t + h * a.v_stride_h, values_of<T>(a, block, h), offset);
   }
 }
 

@@ -1,6 +1,8 @@
 // Attention over a paged KV cache for CPUs, see paged_attention.h.
 
-#include "attention/paged_attention.h"
+#include <vector>
+
+#include "attention/attention_parts.h"
 
 using namespace triptych;
 
@@ -8,10 +10,22 @@ namespace {
 
 template <class A, class V, class T>
 void run(const Args& a) {
+  using Products = FastestProducts<T, std::is_same_v<V, bf16>>;
+  if (values_in_keys(a)) {
+    static thread_local std::vector<float> parts;  // several teams of threads may compute at the same time
+    parts.resize(std::max(parts.size(), size_t(part_floats(a, omp_get_max_threads()))));
+    float* memory = parts.data();
+#pragma omp parallel
+    {
+      write_shared<A, V, T>(a);
+      attend_parts<Products, A, V>(a, memory);
+    }
+    return;
+  }
 #pragma omp parallel
   {
     write_shared<A, V, T>(a);
-    attend_fastest<A, V, T, std::is_same_v<V, bf16>>(a);
+    attend_shared<Products, A, V>(a);
   }
 }
 

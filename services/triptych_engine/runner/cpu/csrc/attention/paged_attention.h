@@ -80,8 +80,9 @@ inline void weigh_row(const Args& a, const Tile& tile, const Scratch& s, int r, 
   s.row_sum[r] += sum_of(joined(sum));
 }
 
-// next: what this thread computes next, or the same as `own`. The step's queries and keys are of type A, results of type V.
-template <class Products, class A, class V>
+// Sums up the values of the keys of `own`, into scratch. next: what this thread computes next, or the same as `own`. The step's queries
+// and keys are of type A.
+template <class Products, class A>
 inline void attend(const Args& a, const HeadsTile& own, const HeadsTile& next, const Scratch& scratch) {
   for (int h = 0; h < own.heads; h++) begin_rows<Products, A>(a, own.of_head(h), scratch.of_head(h));
   for (int group = 0, groups; group < own.num_groups; group += groups) {
@@ -96,15 +97,18 @@ inline void attend(const Args& a, const HeadsTile& own, const HeadsTile& next, c
       Products::add_values(a, tile, s, first, groups, prefetch);
     }
   }
-  for (int h = 0; h < own.heads; h++) {
-    const Tile tile = own.of_head(h);
-    const Scratch s = scratch.of_head(h);
-    for (int r = 0; r < tile.rows; r++) {
-      V* out = (V*)a.out + ((int64_t)tile.token(r) * a.num_q_heads + tile.q_head(r)) * a.v_head_dim;
-      const float scale = s.row_sum[r] > 0.0f ? 1.0f / s.row_sum[r] : 0.0f;
-      for (int c = 0; c < a.v_head_dim; c += kLanes) store(out + c, load(s.out + r * s.out_stride + c) * scale);
-    }
-  }
+}
+
+// Stores a row's result, which is of type V, given its sums.
+template <class V>
+inline void finish_row(const Args& a, const Tile& tile, int r, const float* sums, float row_sum) {
+  V* out = (V*)a.out + ((int64_t)tile.token(r) * a.num_q_heads + tile.q_head(r)) * a.v_head_dim;
+  const float scale = row_sum > 0.0f ? 1.0f / row_sum : 0.0f;
+  for (int c = 0; c < a.v_head_dim; c += kLanes) store(out + c, load(sums + c) * scale);
+}
+template <class V>
+inline void finish_rows(const Args& a, const Tile& tile, const Scratch& s) {
+  for (int r = 0; r < tile.rows; r++) finish_row<V>(a, tile, r, s.out + r * s.out_stride, s.row_sum[r]);
 }
 
 // The threads of the enclosing parallel region share the work of these functions; after `write_shared`, they wait for each other.
@@ -114,12 +118,13 @@ inline void write_shared(const Args& a) {
   for (int t = 0; t < a.num_tokens; t++) write_token<A, V, T>(a, t);
 }
 
+constexpr int kTilesPerThread = 4;
+
 template <class Products, class A, class V>
 inline void attend_shared(const Args& a) {
   if (a.num_tiles == 0) return;
   // If many sequences decode, a thread computes all heads of one, so it reads a block from start to end. Otherwise, heads of one
   // sequence are distributed over threads.
-  constexpr int kTilesPerThread = 4;
   const bool all_heads = a.num_tiles == a.num_tokens && a.num_tiles >= kTilesPerThread * omp_get_num_threads();
   const int heads = all_heads ? a.num_kv_heads : 1, parts = a.num_kv_heads / heads, items = a.num_tiles * parts;
   const int tokens = *std::max_element(a.tile_len, a.tile_len + a.num_tiles);
@@ -127,16 +132,20 @@ inline void attend_shared(const Args& a) {
   // Start with the last tiles of a prompt, which attend to the most keys. So only short items are left when threads become idle.
   const auto item = [&](int64_t i) { return HeadsTile(a, a.num_tiles - 1 - int(i / parts), int(i % parts) * heads, heads); };
   [[maybe_unused]] Products products;
-  share_items(items, [&](int64_t i, int64_t next) { attend<Products, A, V>(a, item(i), item(next), scratch); });
+  share_items(items, [&](int64_t i, int64_t next) {
+    const HeadsTile own = item(i);
+    attend<Products, A>(a, own, item(next), scratch);
+    for (int h = 0; h < own.heads; h++) finish_rows<V>(a, own.of_head(h), scratch.of_head(h));
+  });
 }
 
-// kRounds: queries and weights may be rounded to the type of the cache.
-template <class A, class V, class T, bool kRounds>
-inline void attend_fastest(const Args& a) {
+// The fastest products. kRounds: queries and weights may be rounded to the type of the cache.
 #if defined(TRIPTYCH_BF16_DOT)
-  if constexpr (kRounds && std::is_same_v<T, bf16>) return attend_shared<Bf16AttentionProducts, A, V>(a);
+template <class T, bool kRounds>
+using FastestProducts = std::conditional_t<kRounds && std::is_same_v<T, bf16>, Bf16AttentionProducts, Fp32Products<T>>;
+#else
+template <class T, bool kRounds>
+using FastestProducts = Fp32Products<T>;
 #endif
-  attend_shared<Fp32Products<T>, A, V>(a);
-}
 
 }  // namespace triptych
