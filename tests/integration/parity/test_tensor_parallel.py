@@ -45,7 +45,7 @@ DIVIDED: dict[str, PretrainedConfig] = {
     ),
 }
 #: Families whose check takes part in `make test`, with two ranks.
-QUICK = ("llama-tied", "phi3", "gpt-oss", "mixtral", "qwen2-vl")
+QUICK = ("deepseek-v3", "llama-tied", "phi3", "gpt-oss", "mixtral", "qwen2-vl")
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,7 @@ def check(ranks: Ranks, config: RunnerConfig, size: int) -> None:
     for one in computed:
         torch.testing.assert_close(one.logits, alone.logits, rtol=0, atol=1e-4)
         assert torch.equal(one.logits, computed[0].logits), "all ranks go on with the same"
+        assert one.keeps_latents == alone.keeps_latents
         assert one.num_weights <= alone.num_weights * (1 / size + 0.1)
 
 

@@ -34,11 +34,13 @@ class Computed:
         logits: [num_tokens, vocab_size] of a prompt that is computed in two steps.
         num_weights: numbers of the model that the rank has read.
         peak_bytes: most memory, besides files, that its process had while it loaded; and how much it had before.
+        keeps_latents: whether its KV cache has latents.
     """
 
     logits: torch.Tensor
     num_weights: int
     peak_bytes: tuple[int, int]
+    keeps_latents: bool
 
 
 class Ranks:
@@ -119,7 +121,8 @@ def compute(config: RunnerConfig, prompt: list[int]) -> Computed:
 
     with Peak() as peak, mock.patch.object(builder, "load_model", counting):
         runner = builder.build_runner(config)
-    return Computed(runner.prompt_logits(prompt, num_chunks=2), counted[0], (peak.bytes, peak.before))
+    keeps_latents = any(shape.values_in_keys for shape in runner._model.layers.values())
+    return Computed(runner.prompt_logits(prompt, num_chunks=2), counted[0], (peak.bytes, peak.before), keeps_latents)
 
 
 class Peak:
