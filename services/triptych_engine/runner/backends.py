@@ -1,4 +1,4 @@
-"""Chooses the attention backend: the fastest one that is correct for this model on this device."""
+"""Chooses what computes a model on its device: its attention, and the parts of its layers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import torch
 from triptych.errors import StartupError
 
 from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMetadata, LayerShape, TorchAttention
+from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.attention import CpuAttention
+from triptych_engine.runner.cpu.fused import CpuFusedKernels
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.latent_attention import LatentAttention
+from triptych_engine.runner.fusion.kernels import FusedKernels
+from triptych_engine.runner.quantization.formats import ON_THE_FLY
 
 log = logging.getLogger(__name__)
 #: Query heads per key head in the trial.
@@ -61,6 +65,24 @@ def choose_backend(
             raise StartupError(str(error)) from error
         log.warning("%s; falling back to plain torch, which is several times slower", error)
         return TorchAttention(device)
+
+
+def fused_kernels(config: RunnerConfig, kernels: CpuKernels | None) -> FusedKernels | None:
+    """What computes the parts of models on this device; None if nothing does, or if plain torch was requested on a GPU."""
+    if config.device.type == "cpu":
+        return CpuFusedKernels(kernels, form=ON_THE_FLY.get(config.quantization), batch_invariant=config.batch_invariant)
+    if config.device.type != "cuda" or config.attention == "torch":
+        return None
+    try:
+        from triptych_engine.runner.cuda.fused import CudaFusedKernels
+
+        fused = CudaFusedKernels(config.device)
+        one = torch.ones(1, 16, device=config.device)
+        fused.rms_norm(one, one[0], 0.0, torch.float32)
+    except Exception as error:  # triton comes with torch's CUDA builds; it needs a C compiler, and a GPU that it knows
+        log.warning("the model's own layers are used, which is slower: %s", error)
+        return None
+    return fused
 
 
 def _cpu(layers: dict[int, LayerShape], block_size: int, dtype: torch.dtype, kernels: CpuKernels | None) -> AttentionBackend:

@@ -15,7 +15,7 @@ from triptych_common.model.pooling import PoolingModel
 
 from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner.attention.paged import AttentionBackend
-from triptych_engine.runner.backends import choose_backend
+from triptych_engine.runner.backends import choose_backend, fused_kernels
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.fused import CpuFusedKernels
@@ -147,7 +147,7 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts, g
         why = "its weights are quantised already"
         raise StartupError(f"{config.model_name} cannot be served with --quantization {config.quantization}: {why}")
     trial = _trial(config, model)
-    fused = _fused_kernels(config, kernels)
+    fused = fused_kernels(config, kernels)
     if group is not None:
         fused = (
             ParallelKernels(fused, group.memory) if group.agree(fused is not None, "fused kernels") and fused is not None else None
@@ -194,24 +194,6 @@ def _agreed_kernels(config: RunnerConfig, kernels: CpuKernels | None, group: Ran
     if can_share and group.memory is None:
         group.memory = kernels.ranks.open(config.place.shared_memory, group.rank, group.size)
     return kernels
-
-
-def _fused_kernels(config: RunnerConfig, kernels: CpuKernels | None) -> FusedKernels | None:
-    """What computes the parts of models on this device; None if nothing does, or if plain torch was requested on a GPU."""
-    if config.device.type == "cpu":
-        return CpuFusedKernels(kernels, form=ON_THE_FLY.get(config.quantization), batch_invariant=config.batch_invariant)
-    if config.device.type != "cuda" or config.attention == "torch":
-        return None
-    try:
-        from triptych_engine.runner.cuda.fused import CudaFusedKernels
-
-        fused = CudaFusedKernels(config.device)
-        one = torch.ones(1, 16, device=config.device)
-        fused.rms_norm(one, one[0], 0.0, torch.float32)
-    except Exception as error:  # triton comes with torch's CUDA builds; it needs a C compiler, and a GPU that it knows
-        log.warning("the model's own layers are used, which is slower: %s", error)
-        return None
-    return fused
 
 
 def _trial(config: RunnerConfig, model: LoadedModel) -> tuple[torch.Tensor, torch.Tensor]:

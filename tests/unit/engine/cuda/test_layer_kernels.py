@@ -40,7 +40,7 @@ def test_a_whole_engine_computes_what_transformers_does(family: str, tmp_path: P
     save_random_model(tmp_path, FAMILIES[family])
     expected = transformers_greedy(tmp_path, PROMPTS, 3, eos_token_id=None)
     monkeypatch.setattr(builder, "choose_backend", lambda *args, **options: CudaAttention(CPU))
-    monkeypatch.setattr(builder, "_fused_kernels", lambda *args: CudaFusedKernels(CPU))
+    monkeypatch.setattr(builder, "fused_kernels", lambda *args: CudaFusedKernels(CPU))
     driver = EngineDriver(tmp_path)
     assert isinstance(driver.runner._model.decoder, Decoder)
     requests = [a_request(f"r{i}", prompt, max_tokens=3) for i, prompt in enumerate(PROMPTS)]
@@ -64,7 +64,7 @@ def test_families_in_16_bits_pass_the_checks_at_load(family: str, tmp_path: Path
     """Of olmo2, linear layers get the residual stream itself, which is float32."""
     save_random_model(tmp_path, FAMILIES[family], dtype=torch.float16)
     monkeypatch.setattr(builder, "choose_backend", lambda *args, **options: CudaAttention(CPU))
-    monkeypatch.setattr(builder, "_fused_kernels", lambda *args: CudaFusedKernels(CPU))
+    monkeypatch.setattr(builder, "fused_kernels", lambda *args: CudaFusedKernels(CPU))
     driver = EngineDriver(tmp_path, dtype=torch.float16)
     assert (driver.runner._model.decoder is not None) == (family == "llama")
     logits = driver.runner.prompt_logits([1, 2, 3])
@@ -80,7 +80,7 @@ def test_without_kernels_the_models_own_layers_are_used(
     monkeypatch.setattr(CudaFusedKernels, "rms_norm", fails)
     monkeypatch.setattr(torch, "ones", lambda *sizes, **options: torch.zeros(*sizes))  # there is no device
     config = RunnerConfig(tmp_path, "test", 64, 2, 64, 16, 1 << 20, device=torch.device("cuda"))
-    assert builder._fused_kernels(config, None) is None
+    assert builder.fused_kernels(config, None) is None
     assert "the model's own layers are used" in caplog.text
     assert "C compiler" in caplog.text
 
