@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
+from triptych_common.host.gpus import num_nvidia_gpus
+from triptych_common.host.memory import usable_memory
 from triptych_common.settings import parse_bytes
 
 from triptych_cli.errors import CommandError
-from triptych_cli.manager.prepared import Prepared, fetched
+from triptych_cli.manager.prepared import Checkpoint, Prepared, fetched
 from triptych_cli.manager.running import Running
 from triptych_cli.stack.launcher import check_ready_fd, stop_with_parent, write_addresses
 from triptych_cli.stack.options import ServeOptions
@@ -54,10 +57,23 @@ def serve(models: Sequence[ServeOptions], service_args: ServiceArgs, memory: str
             "every user of this machine can see a key on a command line; set TRIPTYCH_GATEWAY_API_KEY instead", soft_wrap=True
         )
     checkpoints = [fetched(one, service_args, console) for one in models]
+    if budget is None and len(checkpoints) == 1 and not num_nvidia_gpus():
+        warn_of_little_memory(checkpoints[0], usable_memory().available, console)
     # The path of a socket has 107 characters at most.
     place = None if len(tempfile.gettempdir()) < _MAX_PATH else "/tmp"  # noqa: S108 - a folder of this user alone is made there
     with tempfile.TemporaryDirectory(prefix="triptych-", dir=place) as folder:
         _run(Running(checkpoints, service_args, budget, Path(folder), console), options, console)
+
+
+def warn_of_little_memory(checkpoint: Checkpoint, available: int, console: Console) -> None:
+    """Say, before it is loaded, that a model probably needs more memory than is free, in bytes."""
+    least = checkpoint.needs.least
+    if least > available:
+        console.print(
+            f"[yellow]{escape(checkpoint.options.model)} needs about {least / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are free[/]: "
+            "the system may end its services. --quantization int4, --engine.kv-cache-memory or a smaller model help",
+            soft_wrap=True,
+        )
 
 
 def _run(running: Running, options: ServeOptions, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import subprocess
@@ -9,13 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from support.builders.multimodal import FAMILIES, build_checkpoint
 from triptych.installation import install_command
 from triptych_cli.errors import CommandError
 from triptych_cli.main import app
 from triptych_cli.manager.memory import Needs
-from triptych_cli.manager.prepared import Prepared
-from triptych_cli.serve import announce, curl_line
+from triptych_cli.manager.prepared import Checkpoint, Prepared
+from triptych_cli.serve import announce, curl_line, warn_of_little_memory
 from triptych_cli.stack.options import ServeOptions
 from triptych_cli.stack.plan import needs_encoder, plan
 from triptych_cli.stack.ports import PortClaim, check_ports, connect_host, free_port
@@ -258,6 +260,14 @@ def test_the_playground_is_announced(flags: list[str], generates: bool, is_told:
     *services, gateway = plan(options, {"gateway": flags}, with_encoder=False)
     announce([Prepared(options, generates, False, Needs(0, 0), services)], gateway, 1.0)
     assert ("open http://127.0.0.1:9000 in a browser" in capsys.readouterr().out) == is_told
+
+
+@pytest.mark.parametrize(("available", "is_warned"), [(8_000_000_000, False), (3_000_000_000, True)])
+def test_little_memory_is_told_before_a_model_is_loaded(available: int, is_warned: bool) -> None:
+    out = io.StringIO()
+    checkpoint = Checkpoint(ServeOptions("org/a[b]"), True, False, Needs(0, 4_000_000_000))
+    warn_of_little_memory(checkpoint, available, Console(file=out))
+    assert ("org/a[b] needs about 4.0 GB of memory, and 3.0 GB are free: the system" in out.getvalue()) == is_warned
 
 
 def test_the_curl_line_trusts_the_authority_of_the_certificate() -> None:
