@@ -69,9 +69,11 @@ def warn_of_little_memory(checkpoint: Checkpoint, available: int, console: Conso
     """Say, before it is loaded, that a model probably needs more memory than is free, in bytes."""
     least = checkpoint.needs.least
     if least > available:
+        needs = (
+            f"{escape(checkpoint.options.model)} needs about {least / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are free"
+        )
         console.print(
-            f"[yellow]{escape(checkpoint.options.model)} needs about {least / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are free[/]: "
-            "the system may end its services. --quantization int4, --engine.kv-cache-memory or a smaller model help",
+            f"[yellow]{needs}[/]: the system may end its services. --quantization int4, --engine.kv-cache-memory or a smaller model help",
             soft_wrap=True,
         )
 
