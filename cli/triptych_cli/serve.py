@@ -73,7 +73,7 @@ def warn_of_little_memory(checkpoint: Checkpoint, available: int, console: Conso
             f"{escape(checkpoint.options.model)} needs about {least / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are free"
         )
         console.print(
-            f"[yellow]{needs}[/]: the system may end its services. --quantization int4, --engine.kv-cache-memory or a smaller model help",
+            f"[yellow]{needs}[/]: the system may end its services. --quantization int4 or a smaller --engine.kv-cache-memory helps",
             soft_wrap=True,
         )
 
