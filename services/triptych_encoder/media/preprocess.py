@@ -75,7 +75,9 @@ class Preprocessor:
         calls = self._calls()
         video = (Modality.MODALITY_VIDEO,) if self._config.model_type in VIDEO_MODEL_TYPES else ()
         image = (Modality.MODALITY_IMAGE,) if calls.image_processor is not None else ()
-        audio = (Modality.MODALITY_AUDIO,) if calls.feature_extractor is not None else ()
+        # Gemma4's processor takes audio also for models without an audio tower; with one, audio was never tried.
+        has_audio = calls.feature_extractor is not None and self._config.model_type != "gemma4"
+        audio = (Modality.MODALITY_AUDIO,) if has_audio else ()
         return image + audio + video
 
     def prepare(self, modality: common_pb2.Modality, data: bytes, options: Mapping[str, Any]) -> PreprocessResult:
@@ -167,8 +169,8 @@ class ProcessorCalls:
         return prepared_item(modality, features, num_tokens)
 
     def _placeholder(self, kind: str) -> str:
-        # In Gemma3's prompts the token for an image differs from the repeated placeholder token.
-        name = "boi_token" if kind == "image" and hasattr(self._processor, "boi_token") else f"{kind}_token"
+        # In Gemma3's prompts the token for an image is not the placeholder token, which is repeated in its place.
+        name = "boi_token" if kind == "image" and self._config.model_type == "gemma3" else f"{kind}_token"
         return getattr(self._processor, name)
 
     def _check_window(self, samples: np.ndarray) -> None:

@@ -36,6 +36,8 @@ class Bidirectional(Enum):
     NONE = "none"
     #: Adjacent placeholder tokens of images attend to each other (Gemma3).
     IMAGES = "images"
+    #: Adjacent placeholder tokens of images and videos attend to each other, in layers with a window only (Gemma4).
+    VISION_IN_WINDOWS = "vision in windows"
     #: All prompt tokens attend to each other (PaliGemma).
     PROMPT = "prompt"
 

@@ -159,9 +159,10 @@ def _spans(prompt: Sequence[int], placeholders: Sequence[Placeholder], kind: Bid
         return []
     if kind is Bidirectional.PROMPT:
         return [_span(prompt, placeholders, 0, len(prompt))]
+    modalities = {Modality.IMAGE, Modality.VIDEO} if kind is Bidirectional.VISION_IN_WINDOWS else {Modality.IMAGE}
     bounds: list[tuple[int, int]] = []
     for placeholder in placeholders:
-        if placeholder.item.modality is not Modality.IMAGE:
+        if placeholder.item.modality not in modalities:
             continue
         if bounds and bounds[-1][1] == placeholder.offset:  # the modeling code joins adjacent ranges, also of different items
             bounds[-1] = bounds[-1][0], placeholder.end

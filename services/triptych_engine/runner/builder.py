@@ -178,7 +178,7 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts, g
         kernels=kernels,
         cache_dtype=cache_dtype,
         size=_cache_size(config, model, backend, cache_dtype, verdicts),
-        media=MediaInputs(model.model, model.num_position_axes) if isinstance(traits, MediaTraits) else None,
+        media=MediaInputs(model.model, traits, model.num_position_axes) if isinstance(traits, MediaTraits) else None,
         media_traits=traits,
         recorder=recorder,
         pooler=pooler,

@@ -61,10 +61,19 @@ class InputBatch:
         max_model_len: longest sequence, in tokens.
         block_size: tokens per KV block.
         num_window_blocks: KV blocks of layers with a window, if these have blocks of their own; 0 if not.
+        spans_in_windows: the tokens of spans attend to each other in layers with a window only.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, num_window_blocks: int = 0) -> None:
-        self._block_size = block_size
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        num_window_blocks: int = 0,
+        *,
+        spans_in_windows: bool = False,
+    ) -> None:
+        self._block_size, self._spans_in_windows = block_size, spans_in_windows
         self._num_window_blocks = num_window_blocks
         max_blocks = -(-max_model_len // block_size)
         # Not zeroed, so that memory is used only as sequences fill their rows.
@@ -228,6 +237,7 @@ class InputBatch:
                 slots=slots,
                 positions=positions.astype(np.int32),
                 key_end=self._key_end(rows, query_start_loc, positions),
+                ends_in_windows=self._spans_in_windows,
                 window_block_table=self._window_table(rows, num_used_blocks),
                 window_slots=self._slots(self._window_block_table, token_rows, positions) if self._num_window_blocks else None,
             ),

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from triptych_engine.media.item import EmbeddingSlice, Modality
+from triptych_engine.media.item import EmbeddingSlice, MediaTraits, Modality
 from triptych_engine.runner.model.media_traits import find_rope_index
 from triptych_engine.scheduling.output import NewSequence
 
@@ -27,12 +27,13 @@ class MediaInputs:
     """Prepares the media inputs of one model. Not thread-safe.
 
     Args:
-        model: the model that gets the inputs.
+        model: the model that gets the inputs, with its traits.
         num_position_axes: see LoadedModel.
     """
 
-    def __init__(self, model: PreTrainedModel, num_position_axes: int) -> None:
+    def __init__(self, model: PreTrainedModel, traits: MediaTraits, num_position_axes: int) -> None:
         self._model = model
+        self._placeholder_ids = sorted(frozenset().union(*traits.placeholder_token_ids.values()))
         self._rope_index = find_rope_index(model) if num_position_axes else None
         self._rope_arguments = inspect.signature(self._rope_index).parameters if self._rope_index else {}
         self._num_axes = num_position_axes
@@ -70,6 +71,21 @@ class MediaInputs:
         for start, one in slices:
             embeds[0, start : start + one.num_rows] = _rows(one, "embeds").to(embeds)
         return embeds
+
+    def per_layer(self, token_ids: torch.Tensor) -> torch.Tensor | None:
+        """What each layer gets of the tokens themselves (Gemma4), [1, num_tokens, num_layers, size]; None of most families.
+
+        Media have that of padding there.
+        """
+        text = self._model.config.get_text_config()
+        if not getattr(text, "hidden_size_per_layer_input", 0):
+            return None
+        is_media = torch.isin(token_ids, torch.tensor(self._placeholder_ids, device=token_ids.device))
+        inner: Any = getattr(self._model, self._model.base_model_prefix, self._model)
+        per_layer: torch.Tensor = inner.language_model.get_per_layer_inputs(
+            token_ids.masked_fill(is_media, text.pad_token_id)[None], None
+        )
+        return per_layer
 
     def positions(self, sequence: NewSequence) -> np.ndarray | None:
         """Positions [axes, num_prompt_tokens] int64 of a prompt; None if all axes have the positions of the tokens.

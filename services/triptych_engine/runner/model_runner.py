@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from triptych_engine.media.item import MediaTraits
+from triptych_engine.media.item import Bidirectional, MediaTraits
 from triptych_engine.runner.attention.paged import AttentionBackend
 from triptych_engine.runner.block_copies import HostBlocks, bytes_of_block, layout_of
 from triptych_engine.runner.config import RunnerConfig
@@ -73,7 +73,14 @@ class ModelRunner:
         self._host_blocks: HostBlocks | None = None
         self._is_warm = False
         self._errors: dict[str, str] = {}  # request_id -> why it cannot be computed; of the current step
-        self._batch = InputBatch(config.max_num_seqs, config.max_model_len, config.block_size, self.size.num_window_blocks)
+        traits = parts.media_traits
+        self._batch = InputBatch(
+            config.max_num_seqs,
+            config.max_model_len,
+            config.block_size,
+            self.size.num_window_blocks,
+            spans_in_windows=isinstance(traits, MediaTraits) and traits.bidirectional is Bidirectional.VISION_IN_WINDOWS,
+        )
         self._transfer = HostToDevice(config.device)
         self.constraints = constraint_cache(config.model_path, self._model.vocab_size)
         self._sampler = StepSampler(
@@ -274,7 +281,9 @@ class ModelRunner:
             with self._states.computing(inputs), adapting(lora):
                 return self._model.forward(token_ids, *arguments)
         with self._media.adding(slices), self._states.computing(inputs), adapting(lora):
-            return self._model.forward(token_ids, *arguments, inputs_embeds=self._media.embed(token_ids, slices))
+            return self._model.forward(
+                token_ids, *arguments, self._media.embed(token_ids, slices), self._media.per_layer(token_ids)
+            )
 
     # -- start -------------------------------------------------------------------------------------------------------------
 

@@ -29,8 +29,8 @@ pytestmark = pytest.mark.model
 _TYPES = {common_pb2.MODALITY_IMAGE: 1, common_pb2.MODALITY_VIDEO: 2, common_pb2.MODALITY_AUDIO: 3}
 CASES = [(family, modality) for family in FAMILIES for modality in modalities(family) if modality != "video"]
 CASES += [(family, "video") for family in FAMILIES if family in VIDEO_MODEL_TYPES]
-#: Prompts of PaliGemma are computed in one step.
-_BUDGETS = {"paligemma": 256}
+#: Prompts of PaliGemma are computed in one step, and so is a picture of Gemma4, which has 70 tokens at most.
+_BUDGETS = {"paligemma": 256, "gemma4": 96}
 _TEXT = "Say in a few words what this is, and why."
 
 
@@ -73,7 +73,7 @@ class WholeModel:
             types[0, placeholder.offset : placeholder.offset + placeholder.length] = _TYPES[modality]
         more: dict[str, Any] = {}
         kind = self._config.model_type
-        if kind.startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm", "paddleocr")):
+        if kind.startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm", "paddleocr", "gemma4")):
             more["mm_token_type_ids"] = types
         elif kind == "gemma3":
             more["token_type_ids"] = types
@@ -119,6 +119,7 @@ async def test_tokens_and_logprobs_equal_the_whole_model(family: str, modality: 
         ("qwen2_5_vl", ["video", "image"]),
         ("qwen3_vl", ["image", "video", "image"]),
         ("gemma3", ["image", "image"]),
+        ("gemma4", ["image", "image"]),
         ("qwen2_5_omni", ["audio", "image"]),
         ("qwen3_omni", ["image", "audio", "image"]),
     ],
@@ -126,7 +127,7 @@ async def test_tokens_and_logprobs_equal_the_whole_model(family: str, modality: 
 async def test_several_items_of_several_modalities(family: str, order: list[str], settings: dict, tmp_path: Path) -> None:
     path = build_checkpoint(family, tmp_path / family)
     media, whole = {modality: Media(path, family, modality) for modality in order}, WholeModel(path)
-    async with a_media_stack(path, max_num_batched_tokens=16, **settings) as stack:
+    async with a_media_stack(path, max_num_batched_tokens=_BUDGETS.get(family, 16), **settings) as stack:
         items = [(modality, order[:index].count(modality)) for index, modality in enumerate(order)]
         files = [(modality, media[modality].files[number]) for modality, number in items]
         inputs = [media[modality].inputs[number] for modality, number in items]

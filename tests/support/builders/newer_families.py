@@ -68,7 +68,44 @@ def _glm_family(model_class: str, config: Callable[[Ids], PretrainedConfig], kin
     )
 
 
+def _gemma4(**text: Any) -> Family:
+    return Family(
+        model_class="Gemma4ForConditionalGeneration",
+        config=lambda ids: transformers.Gemma4Config(
+            text_config=ids.text(head_dim=16, global_head_dim=32, sliding_window=24, layer_types=_GEMMA4_LAYERS, **text),
+            vision_config={**TOWER, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "position_embedding_size": 64},
+            audio_config=None,
+            image_token_id=ids("<|image|>"),
+            boi_token_id=ids("<|image>"),
+            eoi_token_id=ids("<image|>"),
+            video_token_id=ids("<|video|>"),
+            audio_token_id=ids("<|audio|>"),
+        ),
+        processor_class="Gemma4Processor",
+        preprocessor={
+            **image_processor("Gemma4ImageProcessor", patch_size=4, max_soft_tokens=70, pooling_kernel_size=3),
+            "feature_extractor_type": "Gemma4AudioFeatureExtractor",
+            "feature_size": 32,
+        },
+        video_preprocessor={"video_processor_type": "Gemma4VideoProcessor"},
+        named_tokens={
+            "image_token": "<|image|>",
+            "boi_token": "<|image>",
+            "eoi_token": "<image|>",
+            "audio_token": "<|audio|>",
+            "boa_token": "<|audio>",
+            "eoa_token": "<audio|>",
+        },
+        other_tokens=("<|video|>",),
+        parts={"image": "<|image|>"},
+    )
+
+
+_GEMMA4_LAYERS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 NEWER_FAMILIES: dict[str, Family] = {
+    # The large ones attend to all of a picture in layers with a window; the small ones have embeddings for each layer instead.
+    "gemma4": _gemma4(num_hidden_layers=4, use_bidirectional_attention="vision", hidden_size_per_layer_input=0),
+    "gemma4_per_layer": _gemma4(num_hidden_layers=4, hidden_size_per_layer_input=8, num_kv_shared_layers=2),
     "glm4v": _glm_family("Glm4vForConditionalGeneration", _glm(transformers.Glm4vConfig)),
     "glm4v_moe": _glm_family(
         "Glm4vMoeForConditionalGeneration",

@@ -46,7 +46,15 @@ def _rounded(states: torch.Tensor) -> torch.Tensor:
     return (states / scale).round() * scale
 
 
-def metadata(lengths: list[int], computed: list[int], block_table: np.ndarray, block_size: int, span: int = 0) -> AttentionMetadata:
+def metadata(
+    lengths: list[int],
+    computed: list[int],
+    block_table: np.ndarray,
+    block_size: int,
+    span: int = 0,
+    *,
+    ends_in_windows: bool = False,
+) -> AttentionMetadata:
     """Metadata of a step. With a span, the tokens of each sequence see each other in groups of `span`."""
     positions = np.concatenate([np.arange(c, c + n) for n, c in zip(lengths, computed, strict=True)])
     rows = np.repeat(np.arange(len(lengths)), lengths)
@@ -58,6 +66,7 @@ def metadata(lengths: list[int], computed: list[int], block_table: np.ndarray, b
         slots=block_table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size,
         positions=positions.astype(np.int32),
         key_end=None if not span else np.minimum((positions // span + 1) * span, ends[rows]).astype(np.int32),
+        ends_in_windows=ends_in_windows,
     )
 
 
@@ -72,6 +81,7 @@ def worst_difference(
     query_dtype: torch.dtype | None = None,
     cache_dtype: torch.dtype | None = None,
     span: int = 0,
+    ends_in_windows: bool = False,
     device: str = "cpu",
     **options: Any,
 ) -> float:
@@ -80,7 +90,7 @@ def worst_difference(
     Args:
         dtype: dtype of values, and also of queries, keys and the cache unless these have their own.
         steps: for each step, the number of new tokens of each sequence.
-        span: see `metadata`.
+        span, ends_in_windows: see `metadata`.
         options: options of `AttentionBackend.forward`.
     """
     generator = torch.Generator().manual_seed(0)
@@ -107,7 +117,8 @@ def worst_difference(
             value = key[..., : shape.v_head_dim].to(dtype)
         outputs = []
         for backend in backends:
-            backend.begin(metadata(lengths, [computed[i] for i in active], np.ascontiguousarray(table[active]), block_size, span))
+            place = [computed[i] for i in active], np.ascontiguousarray(table[active]), block_size
+            backend.begin(metadata(lengths, *place, span, ends_in_windows=ends_in_windows))
             outputs.append(backend.forward(0, query, key, value, **arguments))
         assert outputs[0].shape == (num_tokens, num_q_heads, shape.v_head_dim)
         assert outputs[0].dtype == dtype

@@ -54,6 +54,8 @@ class AttentionMetadata:
     positions: np.ndarray  # [num_tokens] int32
     #: [num_tokens] int32, one past the last key that each token attends to; None if that is its own key for all tokens.
     key_end: np.ndarray | None = None
+    #: Whether that holds for layers with a window only, and the tokens of other layers attend to no later keys.
+    ends_in_windows: bool = False
     #: Block table and slots of layers with a window, if these have blocks of their own. Entries behind the window mean nothing.
     window_block_table: np.ndarray | None = None
     window_slots: np.ndarray | None = None
@@ -65,6 +67,12 @@ class AttentionMetadata:
     @property
     def num_seqs(self) -> int:
         return len(self.seq_lens)
+
+    def key_ends(self, *, has_window: bool) -> np.ndarray:
+        """[num_tokens] int32, one past the last key that each token attends to in a layer."""
+        if self.key_end is None or (self.ends_in_windows and not has_window):
+            return self.positions + np.int32(1)
+        return self.key_end
 
 
 class AttentionBackend(Protocol):
@@ -227,8 +235,8 @@ class TorchAttention:
             blocks = metadata.block_table[i, : -(-num_keys // self._block_size)].astype(np.int64)
             keys = (blocks[:, None] * self._block_size + offsets).reshape(-1)[:num_keys]
             first, last = metadata.query_start_loc[i : i + 2].tolist()
-            key_end = metadata.positions[first:last] + 1 if metadata.key_end is None else metadata.key_end[first:last]
-            self._sequences.append((first, last, *(torch.from_numpy(a).to(self._device) for a in (keys, key_end))))
+            ends = [metadata.key_ends(has_window=has_window)[first:last] for has_window in (False, True)]
+            self._sequences.append((first, last, *(torch.from_numpy(a).to(self._device) for a in (keys, *ends))))
 
     def forward(
         self,
@@ -248,7 +256,7 @@ class TorchAttention:
             v_cache[self._slots] = value.to(v_cache.dtype)
         out = value.new_empty(query.shape[0], query.shape[1], value.shape[2])
         group = query.shape[1] // key.shape[1]
-        for first, last, slots, key_end in self._sequences:
+        for first, last, slots, *key_ends in self._sequences:
             k = k_cache[slots].float().repeat_interleave(group, 1)
             v = v_cache[slots].float().repeat_interleave(group, 1)
             scores = torch.einsum("qhd,khd->hqk", query[first:last].float(), k) * scaling
@@ -257,7 +265,7 @@ class TorchAttention:
             num_keys = len(slots)
             position = torch.arange(num_keys - (last - first), num_keys, device=self._device)[:, None]
             column = torch.arange(num_keys, device=self._device)[None]
-            hidden = column >= key_end[:, None]
+            hidden = column >= key_ends[window > 0][:, None]
             if window:
                 hidden |= column <= position - window
             scores = scores.masked_fill(hidden, float("-inf"))

@@ -11,7 +11,8 @@ class KernelArgs(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "k_cache", "v_cache", "slots", "block_table")),
         *((name, ctypes.c_void_p) for name in ("window_slots", "window_block_table")),
-        *((name, ctypes.c_void_p) for name in ("tile_seq", "tile_start", "tile_len", "positions", "key_end", "sinks")),
+        *((name, ctypes.c_void_p) for name in ("tile_seq", "tile_start", "tile_len", "positions")),
+        *((name, ctypes.c_void_p) for name in ("key_end", "full_key_end", "sinks")),
         *((f"{name}_stride_{dim}", ctypes.c_int64) for name in "qkv" for dim in "th"),
         *((name, ctypes.c_int32) for name in ("num_tokens", "num_tiles", "block_table_stride", "block_size")),
         *((name, ctypes.c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "window")),

@@ -72,8 +72,9 @@ class CudaAttention:
         blocks_per_row = np.array([metadata.block_table.shape[1]], np.int32)
         arrays = [metadata.slots, metadata.seq_lens, metadata.block_table, blocks_per_row, rows, metadata.query_start_loc[rows]]
         if len(rows) < metadata.num_seqs:
-            key_ends = metadata.positions + np.int32(1) if metadata.key_end is None else metadata.key_end
-            arrays += [metadata.query_start_loc, metadata.positions, key_ends]
+            arrays += [metadata.query_start_loc, metadata.positions, metadata.key_ends(has_window=True)]
+            if metadata.ends_in_windows:
+                arrays.append(metadata.key_ends(has_window=False))
         slots, seq_lens, table, per_row, sequences, tokens, *of_prompts = self._transfer(*arrays)
         decode = DecodeTokens(sequences, tokens, int(metadata.seq_lens[rows].max())) if len(rows) else None
         self._step = StepTensors(slots, seq_lens, table, per_row, decode, *of_prompts)
@@ -113,7 +114,7 @@ class CudaAttention:
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """The second half of `forward`: [num_tokens, num_q_heads, v_head_dim] of this dtype; keys and values are in the cache."""
-        shape, step, query = self._layers[layer], self._step, _dense_heads(query)
+        shape, step, query = self._layers[layer], self._step.of_layer(has_window=window > 0), _dense_heads(query)
         k_cache = self._cache[layer][0]
         called = Layer(
             query.device, k_cache.dtype, query.shape[1], shape, self._block_size, scaling, window, softcap, sinks

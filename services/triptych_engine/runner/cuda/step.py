@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -37,3 +37,9 @@ class StepTensors:
     query_start_loc: torch.Tensor | None = None
     positions: torch.Tensor | None = None
     key_ends: torch.Tensor | None = None
+    #: The same in layers without a window, if it is another there.
+    full_key_ends: torch.Tensor | None = None
+
+    def of_layer(self, *, has_window: bool) -> StepTensors:
+        """The step as a layer sees it, with its ends of keys."""
+        return self if has_window or self.full_key_ends is None else replace(self, key_ends=self.full_key_ends)

@@ -88,6 +88,7 @@ class LoadedModel:
         logits_indices: torch.Tensor,
         backend: AttentionBackend,
         inputs_embeds: torch.Tensor | None = None,
+        per_layer_inputs: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run a ragged batch.
 
@@ -96,6 +97,7 @@ class LoadedModel:
             positions: int64, [num_tokens], or [num_position_axes, num_tokens] if the axes differ.
             logits_indices: [n] int64, the tokens whose logits are wanted.
             inputs_embeds: [1, num_tokens, hidden_size] that replace the tokens' own embeddings.
+            per_layer_inputs: see `MediaInputs.per_layer`.
 
         Returns:
             [n, vocab_size].
@@ -104,7 +106,10 @@ class LoadedModel:
             return self.decoder.logits(token_ids, self.position_ids(positions), backend, inputs_embeds, logits_indices)
         if self.picks_logits:
             with attending(backend):
-                return self.model(**self._inputs(token_ids, positions, inputs_embeds), logits_to_keep=logits_indices).logits[0]
+                inputs = self._inputs(token_ids, positions, inputs_embeds)
+                if per_layer_inputs is not None:
+                    inputs["per_layer_inputs"] = per_layer_inputs
+                return self.model(**inputs, logits_to_keep=logits_indices).logits[0]
         hidden = self.hidden(token_ids, positions, backend, inputs_embeds)
         return self.model.get_output_embeddings()(hidden[None, logits_indices])[0]
 

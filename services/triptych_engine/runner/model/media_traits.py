@@ -13,6 +13,10 @@ from triptych_engine.runner.model.refusals import is_multimodal
 
 #: Model type -> which prompt tokens attend to later tokens. Other models that distinguish types of tokens have other rules.
 _BIDIRECTIONAL = {"gemma3": Bidirectional.IMAGES, "paligemma": Bidirectional.PROMPT}
+#: `use_bidirectional_attention` of a Gemma4 -> the same.
+_BIDIRECTIONAL_OF_GEMMA4 = {None: Bidirectional.NONE, "vision": Bidirectional.VISION_IN_WINDOWS}
+#: What the modeling code of families contains whose masks depend on which tokens are media.
+_SIGNS_OF_MASKS = ("block_sequence_ids", "or_mask_function")
 #: Argument of get_rope_index -> the modality whose items it describes.
 _LAYOUTS = {"image_grid_thw": Modality.IMAGE, "video_grid_thw": Modality.VIDEO, "audio_seqlens": Modality.AUDIO}
 #: Arguments of get_rope_index that do not come from layouts, or are optional.
@@ -30,8 +34,8 @@ def media_traits(model: PreTrainedModel, config: PretrainedConfig, num_position_
     placeholders = {modality: ids for modality in Modality if (ids := _placeholder_token_ids(config, modality))}
     if not placeholders:
         return f"{config.model_type} names no placeholder tokens; media items cannot be taken"
-    bidirectional = _BIDIRECTIONAL.get(config.model_type, Bidirectional.NONE)
-    if bidirectional is Bidirectional.NONE and "token_type_ids" in inspect.signature(type(model).forward).parameters:
+    bidirectional = _bidirectional(model, config)
+    if bidirectional is None:
         return f"the attention of {config.model_type} depends on types of tokens by rules that are not known here"
     layout_names: dict[Modality, tuple[str, ...]] = {}
     if num_position_axes:
@@ -53,6 +57,17 @@ def media_traits(model: PreTrainedModel, config: PretrainedConfig, num_position_
         layout_names=layout_names,
         spatial_merge_size=getattr(tower, "spatial_merge_size", 1) or 1,
     )
+
+
+def _bidirectional(model: PreTrainedModel, config: PretrainedConfig) -> Bidirectional | None:
+    """Which prompt tokens attend to later tokens; None if that is not known."""
+    if config.model_type in _BIDIRECTIONAL:
+        return _BIDIRECTIONAL[config.model_type]
+    if config.model_type == "gemma4":
+        return _BIDIRECTIONAL_OF_GEMMA4.get(config.get_text_config().use_bidirectional_attention)
+    code = inspect.getsource(inspect.getmodule(type(model)) or type(model))
+    depends = "token_type_ids" in inspect.signature(type(model).forward).parameters or any(sign in code for sign in _SIGNS_OF_MASKS)
+    return None if depends else Bidirectional.NONE
 
 
 def find_rope_index(model: PreTrainedModel) -> Callable[..., Any] | None:

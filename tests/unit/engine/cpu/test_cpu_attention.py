@@ -141,7 +141,9 @@ def test_what_the_cache_held_before_spoils_nothing(
 
 @pytest.mark.parametrize("method", LINEAR_METHODS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("options", [{}, {"window": 10}, {"window": 3}])
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 10}, {"window": 3}, {"ends_in_windows": True}, {"ends_in_windows": True, "window": 10}]
+)
 def test_tokens_of_a_span_see_each_other(emulating: Emulating, method: str, dtype: torch.dtype, options: dict):
     shape = LayerShape(2, 32, 32)
     worst = run_both(emulating(method), shape=shape, num_q_heads=4, dtype=dtype, steps=RAGGED, span=7, **options)

@@ -45,6 +45,8 @@ def run_both(**case: Any) -> float:
         (4, LayerShape(2, 16, 16), {"sinks": torch.linspace(-1, 1, 4)}),
         (6, LayerShape(2, 64, 64), {"span": 7}),
         (6, LayerShape(2, 64, 64), {"span": 7, "window": 10}),
+        (6, LayerShape(2, 64, 64), {"span": 7, "ends_in_windows": True}),
+        (6, LayerShape(2, 64, 64), {"span": 7, "ends_in_windows": True, "window": 10}),
         (24, LayerShape(1, 32, 32), {"query_dtype": torch.float32, "dtype": torch.float16}),
         (2, LayerShape(1, 512, 512), {"steps": [[3, 40, 0, 17], [1, 1, 2, 1]]}),
     ],

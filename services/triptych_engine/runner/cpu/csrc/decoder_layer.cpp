@@ -109,6 +109,7 @@ PagedAttentionArgs attention_of(const DecoderLayerArgs& l, const DecoderStepArgs
   a.q_stride_h = a.k_stride_h = l.head_dim, a.v_stride_h = l.v_head_dim;
   a.num_q_heads = l.num_q_heads, a.num_kv_heads = l.num_kv_heads, a.head_dim = l.head_dim, a.v_head_dim = l.v_head_dim;
   if (l.window && a.window_slots) a.slots = a.window_slots, a.block_table = a.window_block_table;
+  if (!l.window && a.full_key_end) a.key_end = a.full_key_end;
   a.window = l.window, a.scaling = l.scaling, a.softcap = l.softcap;
   return a;
 }

@@ -41,6 +41,7 @@ struct PagedAttentionArgs {
   const int32_t* tile_len;   // [num_tiles] tokens of each tile; tile_len * (Hq / Hkv) <= row tile, or 1 token
   const int32_t* positions;  // [T] position of each token in its sequence
   const int32_t* key_end;    // [T] one past the last key that the token attends to
+  const int32_t* full_key_end; // the same in layers without a window, if it is another there; else null
   const float* sinks;        // [Hq] logits of attention sinks, or null
   int64_t q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h;
   int32_t num_tokens, num_tiles, block_table_stride, block_size;
