@@ -194,7 +194,7 @@ def _kind(annotation: Any) -> str:
 
 def _default(name: str, info: FieldInfo) -> str:
     value = info.get_default(call_default_factory=True)
-    if value is None or value == ():
+    if value is None or value in ("", ()):
         return ""
     if isinstance(value, bool):
         return "on" if value else "off"

@@ -26,7 +26,8 @@ _DEFINITION = re.compile(r"^ {0,3}\[[^\]]+\]:\s*<?([^\s<>]+)>?", re.MULTILINE)
 _HTML_LINK = re.compile(r"<[^>]*\b(?:href|src|srcset)=\"([^\"]+)\"")
 _HTML_ANCHOR = re.compile(r"<[^>]*\b(?:id|name)=\"([^\"]+)\"")
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,}).*?^ {0,3}\1[`~]*\s*$", re.MULTILINE | re.DOTALL)
-_CODE = re.compile(r"(`+)(.+?)\1", re.DOTALL)
+#: Code ends before the next paragraph, and before the next row of a table.
+_CODE = re.compile(r"(?<!`)(`+)(?!`)((?:(?!\n[ \t]*\n|\n\|).)+?)(?<!`)\1(?!`)", re.DOTALL)
 _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*$", re.MULTILINE)
 _PATH = re.compile(r"(?:benchmarks|cli|docs|examples|gateway|protos|services|tests|tools)/[\w./{},*-]+")
 #: A path in code or in a link, a colon, and names in code.
@@ -65,18 +66,26 @@ def problems(root: Path, files: list[Path]) -> list[Problem]:
 def _problems_of(root: Path, file: Path) -> Iterator[Problem]:
     text = (root / file).read_text(encoding="utf-8")
     prose = _blanked(text, _FENCE)
-    linked = _blanked(prose, _CODE)
-    found: list[tuple[int, str]] = []
-    for pattern in (_LINK, _DEFINITION, _HTML_LINK):
-        for match in pattern.finditer(linked):
-            found.append((match.start(), _link_problem(root, file, unquote(match[1]))))
-    for match in _CODE.finditer(prose):
+    found = [(match.start(), _link_problem(root, file, unquote(match[1]))) for match in links(text)]
+    for match in code(text):
         found.append((match.start(), _path_problem(root, match[2])))
     for match in _NAMED.finditer(prose):
         found.append((match.start(), _name_problem(root, file, match[1], match[2], match[3])))
     for start, message in sorted(found):
         if message:
             yield Problem(file, text.count("\n", 0, start) + 1, message)
+
+
+def links(text: str) -> Iterator[re.Match[str]]:
+    """The links and images of a page, outside of code; the first group is the target."""
+    prose = _blanked(_blanked(text, _FENCE), _CODE)
+    for pattern in (_LINK, _DEFINITION, _HTML_LINK):
+        yield from pattern.finditer(prose)
+
+
+def code(text: str) -> Iterator[re.Match[str]]:
+    """Code in the prose of a page; the second group is what the backticks enclose."""
+    return _CODE.finditer(_blanked(text, _FENCE))
 
 
 def _blanked(text: str, pattern: re.Pattern[str]) -> str:
@@ -130,15 +139,24 @@ def _expanded(pattern: str) -> list[str]:
 @cache
 def anchors(file: Path) -> frozenset[str]:
     """The anchors of a Markdown file: those that GitHub makes from headings, and those given in HTML."""
-    text = _blanked(file.read_text(encoding="utf-8"), _FENCE)
-    found: set[str] = set(_HTML_ANCHOR.findall(text))
-    for heading in _HEADING.findall(text):
+    text = file.read_text(encoding="utf-8")
+    return frozenset(_html_anchors(text).union(anchor for _, anchor in headings(text)))
+
+
+def headings(text: str) -> Iterator[tuple[re.Match[str], str]]:
+    """The headings of a page, whose first group is the text, and the anchor that GitHub makes from each."""
+    taken = _html_anchors(text)
+    for heading in _HEADING.finditer(_blanked(text, _FENCE)):
         # For a link take its text, for code take its content.
-        plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading[1])
         slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
-        number = next(number for number in itertools.count() if _numbered(slug, number) not in found)
-        found.add(_numbered(slug, number))
-    return frozenset(found)
+        anchor = next(name for name in (_numbered(slug, number) for number in itertools.count()) if name not in taken)
+        taken.add(anchor)
+        yield heading, anchor
+
+
+def _html_anchors(text: str) -> set[str]:
+    return set(_HTML_ANCHOR.findall(_blanked(text, _FENCE)))
 
 
 def _numbered(slug: str, number: int) -> str:

@@ -67,6 +67,7 @@ def test_good_references_pass(root: Path, text: str) -> None:
         ("[a](/docs/target.md)", "docs/page.md:1: /docs/target.md: an absolute path works on no machine but one"),
         ("[a](../../outside.md)", "docs/page.md:1: ../../outside.md: no such file"),
         ("`services/gone.py`", "docs/page.md:1: `services/gone.py`: no such file"),
+        ("| `` | a |\n|---|---|\n| `services/gone.py` | b |", "docs/page.md:3: `services/gone.py`: no such file"),
         ("`services/{core,gone}.py`", "docs/page.md:1: `services/gone.py`: no such file"),
         ("`services/core.py`: `Core.add`, `Core.remove`", "docs/page.md:1: `Core.remove` is not in services/core.py"),
         ("[`core.py`](../services/core.py): `Cora`", "docs/page.md:1: `Cora` is not in ../services/core.py"),
