@@ -1,6 +1,6 @@
 # Everything that a person does with this repository. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help install serve models-of-tests test test-long test-levels test-mp test-qemu test-slow soak test-clients test-codegen test-ecosystem test-containers test-cluster conformance coverage lint format protos protos-freeze clients-typescript clients-cpp clients-go clients-java client-python docs bench bench-report release test-release version images push sbom clean
+.PHONY: help install serve models-of-tests test test-long test-levels test-mp test-qemu test-slow soak test-clients test-codegen test-ecosystem test-containers test-cluster conformance coverage lint format protos protos-freeze clients-typescript clients-cpp clients-go clients-java client-python docs site bench bench-report release test-release version images push sbom clean
 SHELL := /bin/bash
 
 PYTHON ?= python3
@@ -146,6 +146,7 @@ lint: $(VENV)/.dev ## Check style, types, who imports whom, contracts, generated
 	$(BIN)/python -m tools.docs.openai --check
 	$(BIN)/python -m tools.dashboard --check
 	$(BIN)/python -m tools.docs.links
+	$(BIN)/python -m tools.docs.site
 	$(BIN)/python -m tools.release.version --check
 	$(BIN)/python -m tools.helm.schema --check
 	$(BIN)/python -m tools.helm.golden --check
@@ -189,6 +190,9 @@ docs: $(VENV)/.dev ## Regenerate what follows from the code: docs/configuration.
 	$(BIN)/python -m tools.helm.schema
 	$(BIN)/python -m tools.helm.golden
 	$(BIN)/python -m tools.docs.links
+
+site: $(VENV)/.dev ## Build the documentation as a web site in build/site (3 seconds); no page of it loads anything from elsewhere
+	$(BIN)/python -m tools.docs.site
 
 bench: $(VENV)/.dev ## Measure and write benchmarks/results (20 minutes): make bench [ARGS='streams steps', or one part with options: see benchmarks/README.md]
 	$(BIN)/python -m benchmarks $(ARGS)
