@@ -32,6 +32,8 @@ class Checked:
         """Note an error."""
         self.num_errors += 1
         if len(self.errors) < MAX_ERRORS:
+            # Names in the input may have lone surrogates, which no JSON in UTF-8 can hold.
+            message, param = _printable(message), None if param is None else _printable(param)
             self.errors.append(BatchError(code=code, message=message, param=param, line=line))
 
     def all_errors(self) -> Sequence[BatchError]:
@@ -73,6 +75,10 @@ def _check(line: Line, endpoint: str) -> None:
         raise LineError("body.model must name a model", "missing_required_parameter", "body.model")
     if line.body.get("background"):
         raise LineError("body.background must be false: the batch waits for the answer", "unsupported_parameter", "body.background")
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def checked_lines(path: Path) -> Iterator[Line]:

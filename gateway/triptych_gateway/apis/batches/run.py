@@ -114,7 +114,8 @@ class BatchRun:
                 return resource | {"status": "failed", "failed_at": now, "errors": {"object": "list", "data": data}}
             return resource | {"status": "in_progress", "in_progress_at": now, "model": names[0] if len(names) == 1 else None}
 
-        await self._update(change, models=names)
+        # The models of a batch that has failed are of no use, and may be names of any length.
+        await self._update(change, models=[] if errors else names)
 
     async def _check_models(self, checked: Checked) -> None:
         """Refuse the models that the key does not have, or that nobody serves. The answer does not tell which of both."""

@@ -97,6 +97,8 @@ async def test_other_endpoints(tmp_path: Path, endpoint: str, body: dict[str, An
         ([chat_line("a", colour="red")], "unknown_parameter", 1, "unknown field 'colour'"),
         ([chat_line("a" * 513)], "invalid_value", 1, "custom_id has more than 512 characters"),
         ([chat_line("a", body={"model": "gpt-9"})], "model_not_found", 1, "no model 'gpt-9' here; served are: fake/model"),
+        ([chat_line("a", body={"model": "\ud800"})], "model_not_found", 1, "no model '\\ud800' here"),
+        ([chat_line("a", **{"\ud800": 1})], "unknown_parameter", 1, "unknown field '\\ud800'"),
         ([chat_line("a", body={})], "missing_required_parameter", 1, "body.model must name a model"),
         ([chat_line("a", body={**CHAT, "stream": True})], "unsupported_parameter", 1, "body.stream must be false"),
         ([chat_line("a", body={**CHAT, "background": True})], "unsupported_parameter", 1, "body.background must be false"),
