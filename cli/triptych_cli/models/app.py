@@ -44,6 +44,7 @@ def list_models() -> None:
 def rm(models: Annotated[list[str], typer.Argument(help="Names, as `triptych list` shows them.")]) -> None:
     """Remove models from this machine. GGUF files themselves stay."""
     from triptych_cli.models.installed import remove
+    from triptych_cli.printable import printable
 
     for model in remove(models):
-        typer.echo(f"removed {model.name}: {model.num_bytes / 1e6:,.0f} MB")
+        typer.echo(f"removed {printable(model.name)}: {model.num_bytes / 1e6:,.0f} MB")

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 from triptych_common.host.cache import cache_dir
 from triptych_common.model.store import BUILTIN_MODELS, builtin_dir
 
 from triptych_cli.errors import CommandError
 from triptych_cli.models.prepare_gguf import GGUF_NAME
+from triptych_cli.printable import printable
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,16 @@ def installed() -> list[InstalledModel]:
 
 def remove(names: Sequence[str]) -> list[InstalledModel]:
     """Remove models. Raises CommandError, before anything is removed, if one is not there; and if it cannot be removed."""
-    by_name = {model.name: model for model in installed()}
-    if missing := [name for name in names if name not in by_name]:
+    known = installed()
+    if missing := [name for name in names if name not in {model.name for model in known}]:
         raise CommandError(f"{', '.join(missing)} is not on this machine; `triptych list` lists what is")
-    models = [by_name[name] for name in dict.fromkeys(names)]
+    # A GGUF file whose content has changed was prepared more than once.
+    models = [model for model in known if model.name in names]
     for model in models:
         try:
             shutil.rmtree(model.path)
         except OSError as error:
-            raise CommandError(f"cannot remove {model.path}: {error.strerror}") from error
+            raise CommandError(f"cannot remove {model.path}: {error.strerror or error}") from error
     return models
 
 
@@ -57,7 +60,7 @@ def table(models: Sequence[InstalledModel]) -> Table:
     shown.add_column("SOURCE")
     shown.add_column("SIZE", justify="right")
     for model in models:
-        shown.add_row(model.name, model.source, f"{model.num_bytes / 1e6:,.0f} MB")
+        shown.add_row(Text(printable(model.name)), model.source, f"{model.num_bytes / 1e6:,.0f} MB")
     return shown
 
 
@@ -68,7 +71,8 @@ def _builtin() -> list[InstalledModel]:
 
 def _gguf() -> list[InstalledModel]:
     """What was prepared for GGUF files. Named by the file, which may be gone."""
-    folders = [link.parent for link in (cache_dir() / "gguf").glob(f"*/{GGUF_NAME}") if link.is_symlink()]
+    # Before Python 3.12, `*/model.gguf` does not find links whose file is gone.
+    folders = [folder for folder in (cache_dir() / "gguf").glob("*") if (folder / GGUF_NAME).is_symlink()]
     return [InstalledModel(str((folder / GGUF_NAME).readlink()), "gguf", _size(folder), folder) for folder in folders]
 
 

@@ -45,6 +45,35 @@ def test_what_is_removed_is_gone_and_the_gguf_file_stays(cache: Path) -> None:
     assert (cache / "small.gguf").is_file()
 
 
+def test_what_was_prepared_for_a_file_that_is_gone_or_has_changed_is_removed(cache: Path) -> None:
+    again = cache / "gguf" / "small-ba9876543210"
+    again.mkdir()
+    (again / GGUF_NAME).symlink_to(cache / "small.gguf")
+    (cache / "small.gguf").unlink()
+    removed = remove([str(cache / "small.gguf")])
+    assert {model.path.name for model in removed} == {"small-0123456789ab", "small-ba9876543210"}
+    assert not [*(cache / "gguf").iterdir()]
+
+
+def test_names_are_shown_as_they_are_without_what_a_terminal_obeys(cache: Path) -> None:
+    link = cache / "gguf" / "small-0123456789ab" / GGUF_NAME
+    link.unlink()
+    link.symlink_to("/data/[bold]/\x1b]0;title\x07[/x].gguf")
+    assert (
+        "/data/[bold]/\N{REPLACEMENT CHARACTER}]0;title\N{REPLACEMENT CHARACTER}[/x].gguf"
+        in CliRunner().invoke(app, ["list"]).output
+    )
+
+
+def test_a_model_behind_a_link_stays(cache: Path) -> None:
+    builtin = cache / "models" / "smollm2-135m-instruct-0.1.2"
+    builtin.rename(cache / "elsewhere")
+    builtin.symlink_to(cache / "elsewhere")
+    with pytest.raises(CommandError, match=r"cannot remove .*: Cannot call rmtree on a symbolic link"):
+        remove(["smollm2-135m-instruct"])
+    assert (cache / "elsewhere" / "model.safetensors").is_file()
+
+
 def test_nothing_is_removed_if_one_is_not_there(cache: Path) -> None:
     with pytest.raises(CommandError, match="no/such is not on this machine; `triptych list` lists what is"):
         remove(["org/name", "no/such"])
