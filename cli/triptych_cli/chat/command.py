@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
+from rich.markup import escape
 from triptych import Client, LocalServer, TLSConfig
 from triptych.client.config import addresses_of
 from triptych.errors import DeadlineExceededError, ServiceUnavailableError, StartupError, TriptychError
@@ -21,6 +22,7 @@ from triptych_cli.chat.conversation import Attachment, Conversation
 from triptych_cli.chat.terminal import Terminal
 from triptych_cli.errors import CommandError
 from triptych_cli.models.fetch import fetch
+from triptych_cli.printable import printable
 
 #: Longest wait for the answer to the first, small call, in seconds.
 _CONNECT_TIMEOUT_S = 5.0
@@ -103,7 +105,9 @@ def run(
 
 
 def _talk(terminal: Terminal, model: str, stdout: TextIO) -> None:
-    Console(file=stdout).print(f"[bold]{model}[/] — Ctrl-C stops an answer, Ctrl-D ends, /help lists what else there is")
+    Console(file=stdout).print(
+        f"[bold]{escape(printable(model))}[/] — Ctrl-C stops an answer, Ctrl-D ends, /help lists what else there is"
+    )
     terminal.talk()
 
 
@@ -121,7 +125,7 @@ def _client_of(model: str, address: str | None, api_key: str | None) -> Iterator
     console = Console(stderr=True, highlight=False)
     fetch(model, console)
     try:
-        with console.status(f"starting {name}; `triptych serve {model}` keeps it running"):
+        with console.status(escape(f"starting {name}; `triptych serve {model}` keeps it running")):
             server = LocalServer(model)
     except StartupError as error:
         raise CommandError(str(error)) from error

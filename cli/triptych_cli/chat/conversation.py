@@ -122,7 +122,7 @@ class Conversation:
             system, parameters, turns = content["system"], dict(content["parameters"]), list(content["messages"])
         except OSError as error:
             raise CommandError(f"cannot read {path}: {error.strerror}") from error
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CommandError(f"{path} is no saved conversation") from error
         if unknown := parameters.keys() - PARAMETERS:
             raise CommandError(f"{path} has unknown parameters: {', '.join(sorted(unknown))}")

@@ -14,6 +14,7 @@ from triptych.requests.media import Kind
 
 from triptych_cli.chat.conversation import PARAMETERS, Attachment, Conversation
 from triptych_cli.errors import CommandError
+from triptych_cli.printable import printable
 
 HELP = """\
   /image PATH, /audio PATH, /video PATH   send a file with the next turn
@@ -115,7 +116,7 @@ class Terminal:
             if interrupts:
                 self._out.write(" …")
         except (TriptychError, OSError) as error:
-            print(f"\nerror: {error}", file=sys.stderr)
+            print(f"\nerror: {printable(str(error))}", file=sys.stderr)
             return False
         finally:
             if is_main:
@@ -134,7 +135,7 @@ class Terminal:
                 if (kind == "reasoning") != is_dim:
                     is_dim = not is_dim
                     self._out.write(_DIM if is_dim else f"{_PLAIN}\n")
-                self._out.write(piece)
+                self._out.write(printable(piece) if self._is_terminal else piece)
                 self._out.flush()
         finally:
             if is_dim:

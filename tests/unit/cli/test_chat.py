@@ -105,6 +105,15 @@ async def test_reasoning_is_apart_on_a_terminal_and_absent_from_a_pipe(capsys: p
     assert capsys.readouterr().err == "7 + 11 tokens, 100 tokens/s\n"
 
 
+async def test_a_terminal_obeys_no_answer() -> None:
+    async with echo_frontend() as (_, address):
+        pipe, screen = io.StringIO(), Screen()
+        for out in (pipe, screen):
+            await asyncio.to_thread(chat, address, stdin=io.StringIO("\x1b]52;c;aGk=\x07 ü\n"), stdout=out)
+    assert pipe.getvalue() == "\x1b]52;c;aGk=\x07 ü \n"
+    assert screen.getvalue() == "\N{REPLACEMENT CHARACTER}]52;c;aGk=\N{REPLACEMENT CHARACTER} ü \n"
+
+
 async def test_parameters_files_and_saved_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture, saved = tmp_path / "p.png", tmp_path / "talk.json"
     picture.write_bytes(b"png")
@@ -153,7 +162,9 @@ def test_a_command_that_cannot_be_done_says_why(line: str, message: str) -> None
         Terminal(Conversation(client), io.StringIO()).command(line)
 
 
-@pytest.mark.parametrize("content", ["no json", "[]", "{}", '{"system": null, "parameters": {"x": 1}, "messages": []}'])
+@pytest.mark.parametrize(
+    "content", ["no json", "[" * 100_000, "[]", "{}", '{"system": null, "parameters": {"x": 1}, "messages": []}']
+)
 def test_what_is_no_saved_conversation_changes_nothing(content: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(content)
