@@ -111,7 +111,8 @@ class Conversation:
         """Write turns and parameters to a file of JSON. Raises CommandError."""
         content = {"system": self.system, "parameters": self.parameters, "messages": self.turns}
         try:
-            path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            # What was typed in another encoding has lone surrogates, which are so written as JSON has them.
+            path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise CommandError(f"cannot write {path}: {error.strerror}") from error
 

@@ -162,6 +162,14 @@ def test_a_command_that_cannot_be_done_says_why(line: str, message: str) -> None
         Terminal(Conversation(client), io.StringIO()).command(line)
 
 
+def test_a_conversation_with_bytes_that_are_no_text_is_saved(tmp_path: Path) -> None:
+    with Client("127.0.0.1:1") as client:
+        Conversation(client, system="a\udcff").save(tmp_path / "x.json")
+        again = Conversation(client)
+        again.load(tmp_path / "x.json")
+    assert again.system == "a\udcff"
+
+
 @pytest.mark.parametrize(
     "content", ["no json", "[" * 100_000, "[]", "{}", '{"system": null, "parameters": {"x": 1}, "messages": []}']
 )
