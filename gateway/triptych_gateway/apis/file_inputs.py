@@ -10,6 +10,7 @@ import pybase64
 from fastapi import Request
 from triptych.errors import InvalidRequestError
 from triptych_common.media.data_url import decode_data_url
+from triptych_common.rpc.channels import MAX_MESSAGE_BYTES
 
 from triptych_gateway.body_budget import BodyHold
 from triptych_gateway.file_parts import FileParts
@@ -20,6 +21,8 @@ from triptych_gateway.wire.documents import Document, as_prompt
 from triptych_gateway.wire.errors import NotFoundError
 
 _PDF = b"%PDF-"
+#: What the files of a request may add to it: as much as the largest body that a gateway can be set to take.
+_MAX_SENT_BYTES = MAX_MESSAGE_BYTES // 2
 
 
 @dataclass
@@ -45,7 +48,7 @@ class FileLoader:
     def __init__(self, gateway: Gateway, tenant: str, grow: Callable[[int], Awaitable[None]]) -> None:
         self._gateway, self._tenant, self._grow = gateway, tenant, grow
         self._limit = gateway.settings.max_body_bytes
-        self._num_bytes = 0
+        self._num_bytes = self._num_sent = 0
 
     @classmethod
     def of(cls, request: Request) -> FileLoader:
@@ -58,15 +61,26 @@ class FileLoader:
 
         Raises:
             NotFoundError: a file is not there, or it is another tenant's.
-            InvalidRequestError: a document is no text, or the files are larger than a body may be.
+            InvalidRequestError: a document is no text, or the files are larger than a body may be, or make the request too large.
             QueueFullError: there is no memory for them.
         """
         for file_id, place in inputs.media:
             if file_id not in parts.stored:
                 parts.stored[file_id] = (await self._content(file_id, place))[1]
+            self._count_sent(len(parts.stored[file_id]), place)
         for document, place in inputs.documents:
             if document.key not in parts.texts:
                 parts.texts[document.key] = await self._text(document, place)
+            num_bytes = len(parts.texts[document.key])
+            self._count_sent(num_bytes, place)
+            await self._grow(num_bytes)
+
+    def _count_sent(self, num_bytes: int, place: str) -> None:
+        """A body of a few bytes names one file ten thousand times, and the text of a PDF file may be much larger than the file."""
+        self._num_sent += num_bytes
+        if self._num_sent > (limit := _MAX_SENT_BYTES):
+            message = f"{place}: the contents of files, each as often as the request has it, have at most {limit} bytes together"
+            raise InvalidRequestError(message, field=place, limit=limit, value=self._num_sent)
 
     async def _text(self, document: Document, place: str) -> str:
         if document.file_id is not None:

@@ -194,6 +194,19 @@ async def test_files_of_others_and_too_many_bytes_are_refused(tmp_path: Path) ->
         assert f"no file '{ids[0]}'" in error_of(foreign, 404)
 
 
+# A document is a little larger than its file.
+@pytest.mark.parametrize(("kind", "first_refused"), [("input_file", 31), ("input_image", 32)])
+async def test_one_file_many_times_takes_no_memory(tmp_path: Path, kind: str, first_refused: int) -> None:
+    async with gateway_client(files_dir=tmp_path) as client:
+        file_id = (await client.post("/v1/files", **upload(b"x" * (1 << 20)))).json()["id"]
+        content = [{"type": kind, "file_id": file_id}] * 1000
+        before = psutil.Process().memory_info().rss
+        answer = await client.post("/v1/responses", json={"model": MODEL.name, "input": [{"role": "user", "content": content}]})
+        assert f"input[0].content[{first_refused}]" in error_of(answer, 400)
+        assert "each as often as the request has it, have at most 33554432 bytes together" in answer.text
+        assert psutil.Process().memory_info().rss < before + (100 << 20)
+
+
 async def test_other_routes_read_no_documents(tmp_path: Path) -> None:
     part = {"type": "file", "file": {"file_data": base64.b64encode(b"x").decode()}}
     async with gateway_client(files_dir=tmp_path) as client:
