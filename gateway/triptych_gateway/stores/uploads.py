@@ -119,7 +119,8 @@ class UploadStore:
             return dict(database.execute("SELECT id, num_bytes FROM parts WHERE upload_id = ?", (upload.id,)))
 
         known = await self._database.run(sizes)
-        wrong = next((one for number, one in enumerate(part_ids) if one not in known or one in part_ids[:number]), None)
+        left = known.copy()
+        wrong = next((one for one in part_ids if left.pop(one, None) is None), None)
         if wrong is not None:
             reason = "is named twice" if wrong in known else "is not a part of this upload"
             raise InvalidRequestError(f"part_ids: {wrong[:64]!r} {reason}", field="part_ids", value=wrong[:64])

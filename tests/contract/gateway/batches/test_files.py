@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,8 +21,11 @@ from support.fakes.gateway import client_of, gateway_app, gateway_client, gatewa
 from support.keys import KeyStore
 from support.sdk import openai_client
 from support.waiting import until
+from triptych.errors import InvalidRequestError
+from triptych_gateway.apis.files.service import new_file
 from triptych_gateway.stores import disk
 from triptych_gateway.stores.opening import FileStores
+from triptych_gateway.stores.uploads import MAX_PARTS, StoredUpload
 
 
 @asynccontextmanager
@@ -205,6 +209,20 @@ async def test_an_upload_in_parts(tmp_path: Path) -> None:
         await client.uploads.parts.create(other.id, data=b"abc")
         assert (await client.uploads.cancel(other.id)).status == "cancelled"
     assert [path.name for path in (tmp_path / "contents").iterdir()] == [done.file.id]
+
+
+async def test_ten_thousand_parts_do_not_stop_the_gateway(tmp_path: Path) -> None:
+    stores = FileStores(tmp_path, 1 << 20, 1 << 20, lambda: 1)
+    upload_of_many = StoredUpload("upload_a", "", "a", "vision", MAX_PARTS + 1, 0, 1 << 40, None, "pending")
+    await stores.uploads.add(upload_of_many)
+    part_ids = [f"part_{number:024x}" for number in range(MAX_PARTS)]
+    with sqlite3.connect(tmp_path / "files.sqlite") as database:
+        database.executemany("INSERT INTO parts VALUES (?, 'upload_a', '', 1, 0)", [(one,) for one in part_ids])
+    begin_s = time.thread_time()
+    with pytest.raises(InvalidRequestError, match="these parts have 10000 bytes; the upload was made for 10001"):
+        await stores.uploads.complete(upload_of_many, part_ids, None, new_file("", "a", "vision", MAX_PARTS + 1, None))
+    assert time.thread_time() - begin_s < 0.2
+    await stores.close()
 
 
 async def test_what_has_expired_is_gone_and_swept(tmp_path: Path) -> None:
