@@ -96,8 +96,7 @@ class FileStore:
             self._arriving[tenant] += num_bytes - counted
             counted = num_bytes
             if self._arriving[tenant] > room:
-                message = f"{field}: your files have no room for it: {room} bytes are left for you of {self._max_bytes} of all"
-                raise InvalidRequestError(f"{message} (files_max_bytes); delete some", field=field, limit=room, value=num_bytes)
+                raise self._no_room(field, room, num_bytes)
 
         try:
             async with self._disk.arriving(check) as arrival:
@@ -108,14 +107,20 @@ class FileStore:
                 del self._arriving[tenant]
 
     async def add(self, file: StoredFile, arrival: Arrival) -> None:
-        """Keep a file."""
+        """Keep a file. Raises InvalidRequestError if others have taken its room since it began to arrive."""
 
         def work(database: sqlite3.Connection) -> None:
             with transaction(database):
+                self.check_room(database, file.tenant, file.num_bytes, "file")
                 insert_file(database, file)
                 arrival.keep(self._disk.content(file.id))
 
         await self._database.run(work)
+
+    def check_room(self, database: sqlite3.Connection, tenant: str, num_bytes: int, field: str) -> None:
+        """Raise InvalidRequestError if a tenant has no room for what has arrived, within the transaction that keeps it."""
+        if num_bytes > (room := self._room(database, tenant)):
+            raise self._no_room(field, room, num_bytes)
 
     async def get(self, tenant: str, file_id: str) -> StoredFile | None:
         """The file."""
@@ -182,6 +187,10 @@ class FileStore:
             (file_id, tenant, self._clock()),
         ).fetchone()
         return None if row is None else StoredFile(*row)
+
+    def _no_room(self, field: str, room: int, num_bytes: int) -> InvalidRequestError:
+        message = f"{field}: your files have no room for it: {room} bytes are left for you of {self._max_bytes} of all"
+        return InvalidRequestError(f"{message} (files_max_bytes); delete some", field=field, limit=room, value=num_bytes)
 
     def _room(self, database: sqlite3.Connection, tenant: str) -> int:
         """Bytes that a tenant may still add: the rule is that of `FairShare`."""

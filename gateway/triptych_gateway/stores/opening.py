@@ -74,7 +74,7 @@ class FileStores:
         schema = FILES_SCHEMA + UPLOADS_SCHEMA + BATCHES_SCHEMA
         self._database = Database(str(directory / "files.sqlite"), schema, "the store of files", "--files-dir")
         self.files = FileStore(self._database, self.disk, max_file_bytes, max_bytes, num_tenants, clock)
-        self.uploads = UploadStore(self._database, self.disk, clock)
+        self.uploads = UploadStore(self._database, self.disk, self.files, clock)
         self.batches = BatchStore(self._database, self.disk, clock)
 
     async def sweep(self) -> None:

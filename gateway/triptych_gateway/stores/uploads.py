@@ -12,7 +12,7 @@ from triptych.errors import InvalidRequestError
 
 from triptych_gateway.stores.database import Database, transaction
 from triptych_gateway.stores.disk import Arrival, Disk
-from triptych_gateway.stores.files import StoredFile, insert_file
+from triptych_gateway.stores.files import FileStore, StoredFile, insert_file
 from triptych_gateway.stores.store import Clock
 
 UPLOADS_SCHEMA = """
@@ -64,12 +64,15 @@ class StoredUpload:
 class UploadStore:
     """The uploads of all tenants. One that is missing, and one of another tenant, look the same: None.
 
+    Args:
+        files: knows the room for parts.
+
     Raises:
         ServiceUnavailableError: each method, if the directory or its database cannot be used.
     """
 
-    def __init__(self, database: Database, disk: Disk, clock: Clock) -> None:
-        self._database, self._disk, self._clock = database, disk, clock
+    def __init__(self, database: Database, disk: Disk, files: FileStore, clock: Clock) -> None:
+        self._database, self._disk, self._files, self._clock = database, disk, files, clock
 
     async def add(self, upload: StoredUpload) -> None:
         """Keep a new upload."""
@@ -86,7 +89,7 @@ class UploadStore:
         return await self._database.run(lambda database: self._get(database, tenant, upload_id))
 
     async def add_part(self, upload: StoredUpload, part_id: str, arrival: Arrival) -> None:
-        """Keep a part. Raises InvalidRequestError if the upload is no longer pending, or has too many bytes or parts."""
+        """Keep a part. Raises InvalidRequestError if the upload is no longer pending, has too many bytes or parts, or no room."""
 
         def work(database: sqlite3.Connection) -> None:
             with transaction(database):
@@ -100,6 +103,7 @@ class UploadStore:
                     raise InvalidRequestError(message, field="data", limit=upload.num_bytes, value=num_bytes + arrival.num_bytes)
                 if num_parts >= MAX_PARTS:
                     raise InvalidRequestError(f"data: the upload has {MAX_PARTS} parts already", field="data", limit=MAX_PARTS)
+                self._files.check_room(database, upload.tenant, arrival.num_bytes, "data")
                 row = (part_id, upload.id, upload.tenant, arrival.num_bytes, int(self._clock()))
                 database.execute("INSERT INTO parts VALUES (?, ?, ?, ?, ?)", row)
                 arrival.keep(self._disk.content(part_id))

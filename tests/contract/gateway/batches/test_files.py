@@ -211,6 +211,25 @@ async def test_an_upload_in_parts(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "contents").iterdir()] == [done.file.id]
 
 
+async def test_files_that_began_to_arrive_together_have_room_together(tmp_path: Path) -> None:
+    """Each of them saw the same room at its beginning."""
+    stores = FileStores(tmp_path, 1 << 20, 5000, lambda: 1)
+    part_of = StoredUpload("upload_a", "", "a", "vision", 3000, 0, 1 << 40, None, "pending")
+    await stores.uploads.add(part_of)
+    async with stores.files.arriving("", "file") as late:
+        async with stores.files.arriving("", "file") as first:
+            await first.write(b"x" * 3000)
+            await stores.files.add(file := new_file("", "a", "vision", 3000, None), first)
+        await late.write(b"x" * 3000)
+        with pytest.raises(InvalidRequestError, match="file: your files have no room for it: 2000 bytes are left"):
+            await stores.files.add(new_file("", "b", "vision", 3000, None), late)
+        with pytest.raises(InvalidRequestError, match="data: your files have no room for it: 2000 bytes are left"):
+            await stores.uploads.add_part(part_of, "part_a", late)
+    assert [one.id for one in await stores.files.page("", None, None, 10, oldest_first=True) or ()] == [file.id]
+    await stores.close()
+    assert [path.name for path in (tmp_path / "contents").iterdir()] == [file.id]
+
+
 async def test_ten_thousand_parts_do_not_stop_the_gateway(tmp_path: Path) -> None:
     stores = FileStores(tmp_path, 1 << 20, 1 << 20, lambda: 1)
     upload_of_many = StoredUpload("upload_a", "", "a", "vision", MAX_PARTS + 1, 0, 1 << 40, None, "pending")
