@@ -9,6 +9,7 @@ from pathlib import Path
 from triptych_common.batch.lines import Line, LineCheck, LineError, parse_line, read_texts
 
 from triptych_gateway.apis.batches.schema import BatchError
+from triptych_gateway.apis.json_body import too_many_parts
 
 #: Requests of one batch, as in OpenAI's API.
 MAX_LINES = 50_000
@@ -55,6 +56,9 @@ def check_lines(path: Path, endpoint: str, max_line_bytes: int) -> Checked:
         try:
             if len(text) > max_line_bytes:
                 raise LineError(f"has more than {max_line_bytes} bytes", "line_too_long")
+            # Nothing else runs while a line is parsed. As a body it would be refused, too.
+            if problem := too_many_parts(text):
+                raise LineError(f"has {problem}", "line_too_long")
             line = parse_line(number, text)
             _check(line, endpoint)
             check.note(line)

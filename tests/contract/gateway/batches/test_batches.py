@@ -102,6 +102,7 @@ async def test_other_endpoints(tmp_path: Path, endpoint: str, body: dict[str, An
         ([chat_line("a", body={})], "missing_required_parameter", 1, "body.model must name a model"),
         ([chat_line("a", body={**CHAT, "stream": True})], "unsupported_parameter", 1, "body.stream must be false"),
         ([chat_line("a", body={**CHAT, "background": True})], "unsupported_parameter", 1, "body.background must be false"),
+        ([chat_line("a", body={**CHAT, "stop": [0] * 1_000_001})], "line_too_long", 1, "line 1: has more than 1000000 commas"),
         ([], "empty_file", None, "the input file has no requests"),
     ],
 )
