@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from triptych.errors import InvalidRequestError
 
 from triptych_gateway.stores.database import Database, transaction
 from triptych_gateway.stores.disk import Arrival, Disk
@@ -82,7 +83,11 @@ class BatchStore:
         self._database, self._disk, self._clock = database, disk, clock
 
     async def add(self, batch: StoredBatch, max_live: int) -> int | None:
-        """Keep a new batch. Returns None; or how many of the tenant have not ended, if there are already so many."""
+        """Keep a new batch. Returns None; or how many of the tenant have not ended, if there are already so many.
+
+        Raises:
+            InvalidRequestError: its input is no longer there.
+        """
 
         def work(database: sqlite3.Connection) -> int | None:
             with transaction(database):
@@ -90,6 +95,8 @@ class BatchStore:
                 num_live = int(database.execute(count, (batch.tenant,)).fetchone()[0])
                 if num_live >= max_live:
                     return num_live
+                if not database.execute("SELECT 1 FROM files WHERE id = ?", (batch.input_file_id,)).fetchone():
+                    raise InvalidRequestError("input_file_id: this file was deleted meanwhile", field="input_file_id")
                 fields = (batch.id, batch.tenant, batch.key_id, batch.input_file_id, batch.output_ttl_s, batch.created_s)
                 row = (*fields, orjson.dumps(batch.models), orjson.dumps(batch.resource), batch.status)
                 database.execute(f"INSERT INTO batches ({_COLUMNS}, status) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)  # noqa: S608

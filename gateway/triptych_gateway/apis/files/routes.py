@@ -12,9 +12,9 @@ from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.apis.calls import known_query
 from triptych_gateway.apis.files.form import read_file_form
 from triptych_gateway.apis.files.schema import DeletedFile, FileForm, FileList, FileObject
-from triptych_gateway.apis.files.service import file_form, file_of, new_file, ttl_of
+from triptych_gateway.apis.files.service import file_form, file_of, new_file, no_file, ttl_of
 from triptych_gateway.state import stores_of
-from triptych_gateway.wire.errors import NotFoundError, openapi_responses
+from triptych_gateway.wire.errors import openapi_responses
 
 router = AccessRouter(access=Access.KEY, tags=["Files"], responses=openapi_responses())
 _ONE = "/v1/files/{file_id}"
@@ -59,7 +59,7 @@ async def get_file(request: Request, file_id: str) -> FileObject:
 async def delete_file(request: Request, file_id: str) -> DeletedFile:
     """Delete a file. The input of a batch that has not ended is refused."""
     if not await stores_of(request).files.delete(request.state.principal.tenant, file_id):
-        raise NotFoundError(f"no file {file_id[:64]!r}", field="file_id")
+        raise no_file(file_id)
     return DeletedFile(id=file_id)
 
 
@@ -71,4 +71,6 @@ async def get_file_content(request: Request, file_id: str) -> Response:
     kind = "application/jsonl" if file.purpose.startswith("batch") else "application/octet-stream"
     headers = {"x-content-type-options": "nosniff"}
     path = stores_of(request).files.content(file)
+    if not path.is_file():  # it was deleted meanwhile
+        raise no_file(file_id)
     return FileResponse(path, media_type=kind, filename=file.filename, headers=headers)

@@ -27,8 +27,13 @@ async def file_of(request: Request, file_id: str) -> StoredFile:
     """A file of the caller. Raises NotFoundError."""
     file = await stores_of(request).files.get(request.state.principal.tenant, file_id)
     if file is None:
-        raise NotFoundError(f"no file {file_id[:64]!r}", field="file_id")
+        raise no_file(file_id)
     return file
+
+
+def no_file(file_id: str) -> NotFoundError:
+    """The answer for a file that is not the caller's, or not there."""
+    return NotFoundError(f"no file {file_id[:64]!r}", field="file_id")
 
 
 def ttl_of(purpose: str, expires_after: ExpiresAfter | None) -> int | None:

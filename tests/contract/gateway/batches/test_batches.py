@@ -210,6 +210,24 @@ async def test_what_is_full_or_away_is_tried_again(tmp_path: Path) -> None:
     assert seen == {"0": 2, "1": 2, "2": 1}
 
 
+async def test_a_batch_is_not_made_of_a_file_that_is_deleted_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway_app(FakeFrontend(), files_dir=tmp_path) as app, client_of(app) as client:
+        file_id = (await client.post("/v1/files", **upload(b"{}", "batch"))).json()["id"]
+        files = app.state.gateway.files.files
+        file = await files.get("", file_id)
+        assert await files.delete("", file_id)
+
+        async def found(*of: str) -> object:
+            return file
+
+        monkeypatch.setattr(files, "get", found)
+        body = {"input_file_id": file_id, "endpoint": CHAT_URL, "completion_window": "24h"}
+        answer = await client.post("/v1/batches", json=body)
+        assert "input_file_id: this file was deleted meanwhile" in error_of(answer, 400)
+        assert (await client.get("/v1/batches")).json()["data"] == []
+        assert f"no file '{file_id}'" in error_of(await client.get(f"/v1/files/{file_id}/content"), 404)
+
+
 async def test_what_is_not_answered_in_time_has_expired(tmp_path: Path) -> None:
     """A gateway that starts after the window ends the batch."""
     frontend = FakeFrontend()
