@@ -43,10 +43,13 @@ class FileLoader:
     Args:
         tenant: whose files they must be.
         grow: waits for memory for so many bytes.
+        request: whose client may go away; None if the loader's task is cancelled then.
     """
 
-    def __init__(self, gateway: Gateway, tenant: str, grow: Callable[[int], Awaitable[None]]) -> None:
-        self._gateway, self._tenant, self._grow = gateway, tenant, grow
+    def __init__(
+        self, gateway: Gateway, tenant: str, grow: Callable[[int], Awaitable[None]], request: Request | None = None
+    ) -> None:
+        self._gateway, self._tenant, self._grow, self._request = gateway, tenant, grow, request
         self._limit = gateway.settings.max_body_bytes
         self._num_bytes = self._num_sent = 0
 
@@ -54,7 +57,7 @@ class FileLoader:
     def of(cls, request: Request) -> FileLoader:
         """For a request whose body was read: its reservation grows by the files."""
         hold: BodyHold = request.state.body_hold
-        return cls(gateway_of(request), request.state.principal.tenant, hold.grow)
+        return cls(gateway_of(request), request.state.principal.tenant, hold.grow, request)
 
     async def load(self, inputs: FileInputs, parts: FileParts) -> None:
         """Put contents of media and texts of documents into `parts`.
@@ -63,7 +66,12 @@ class FileLoader:
             NotFoundError: a file is not there, or it is another tenant's.
             InvalidRequestError: a document is no text, or the files are larger than a body may be, or make the request too large.
             QueueFullError: there is no memory for them.
+            ClientDisconnectedError: the client went away. PDF files take long to read.
         """
+        work = self._load(inputs, parts)
+        await (work if self._request is None else self._gateway.until_disconnect(self._request, work))
+
+    async def _load(self, inputs: FileInputs, parts: FileParts) -> None:
         for file_id, place in inputs.media:
             if file_id not in parts.stored:
                 parts.stored[file_id] = (await self._content(file_id, place))[1]

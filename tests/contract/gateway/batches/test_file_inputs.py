@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import importlib.util
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import orjson
 import psutil
@@ -17,6 +19,7 @@ from support.fakes.frontend import MODEL, FakeFrontend
 from support.fakes.gateway import gateway_client, gateway_server
 from support.keys import KeyStore
 from support.sdk import openai_client
+from support.waiting import until
 from triptych.v1 import common_pb2, generation_pb2
 from triptych_gateway import pdf as pdf_module
 
@@ -141,6 +144,24 @@ async def test_a_pdf_file_that_takes_too_long_or_too_much_leaves_no_process(monk
         monkeypatch.setattr(pdf_module, "_COMMAND", ("-c", _SMALL))
         assert "it is damaged or too large" in error_of(await client.post("/v1/responses", **body(pdf("x"))), 400)
     assert not [child for child in psutil.Process().children() if "triptych_gateway.pdf" in " ".join(child.cmdline())]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pypdf") is None, reason="pypdf is not installed")
+async def test_pdf_files_of_a_client_that_leaves_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdf_module, "_COMMAND", ("-c", "'triptych_gateway.pdf'; import time; time.sleep(60)"))
+
+    def readers() -> list[psutil.Process]:
+        return [child for child in psutil.Process().children() if "triptych_gateway.pdf" in " ".join(child.cmdline())]
+
+    part = {"type": "file", "file": {"file_data": base64.b64encode(pdf("x")).decode()}}
+    body = {"model": MODEL.name, "messages": [{"role": "user", "content": [part] * 2}]}
+    async with gateway_server(FakeFrontend()) as (host, port), httpx.AsyncClient() as client:
+        asked = asyncio.create_task(client.post(f"http://{host}:{port}/v1/chat/completions", json=body))
+        await until(lambda: bool(readers()))
+        asked.cancel()
+        await until(lambda: not readers())
+        await asyncio.sleep(0.2)
+        assert not readers()
 
 
 async def test_without_pypdf_a_pdf_file_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
