@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import io
+import logging
 import resource
 import sys
 
@@ -69,6 +70,7 @@ def extracted(content: bytes) -> str:
 
 def main() -> int:
     """Read standard input, write its text. Returns the exit code."""
+    logging.disable()  # standard error is for the reason
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (_TIMEOUT_S, _TIMEOUT_S))
     try:
