@@ -132,7 +132,12 @@ class UploadStore:
             message = f"part_ids: these parts have {num_bytes} bytes; the upload was made for {upload.num_bytes}"
             raise InvalidRequestError(message, field="part_ids", limit=upload.num_bytes, value=num_bytes)
         async with self._disk.arriving() as arrival:
-            found = await asyncio.to_thread(arrival.join, [self._disk.content(one) for one in part_ids])
+            try:
+                found = await asyncio.to_thread(arrival.join, [self._disk.content(one) for one in part_ids])
+            except FileNotFoundError:
+                # It was completed or cancelled meanwhile, which the client is told.
+                await self._database.run(sizes)
+                raise
             if md5 is not None and md5.lower() != found:
                 raise InvalidRequestError(f"md5: the content has {found}", field="md5", value=md5)
 

@@ -20,7 +20,7 @@ from triptych_gateway.apis.files.schema import (
 )
 from triptych_gateway.apis.files.service import file_form, new_file, ttl_of
 from triptych_gateway.apis.json_body import JsonRoute
-from triptych_gateway.state import stores_of
+from triptych_gateway.state import gateway_of, stores_of
 from triptych_gateway.stores.files import StoredFile, new_id
 from triptych_gateway.stores.uploads import UPLOAD_TTL_S, StoredUpload, UploadStatus
 from triptych_gateway.wire.errors import NotFoundError, openapi_responses
@@ -71,7 +71,8 @@ async def complete_upload(request: Request, upload_id: str, body: CompleteUpload
     """Make the file of the parts, in the order that is given."""
     upload = await _upload(request, upload_id)
     file = new_file(upload.tenant, upload.filename, upload.purpose, upload.num_bytes, upload.file_ttl_s)
-    await stores_of(request).uploads.complete(upload, body.part_ids, body.md5, file)
+    async with gateway_of(request).joins.held(upload.tenant):
+        await stores_of(request).uploads.complete(upload, body.part_ids, body.md5, file)
     return _object(upload, "completed", file)
 
 

@@ -211,6 +211,26 @@ async def test_an_upload_in_parts(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "contents").iterdir()] == [done.file.id]
 
 
+async def test_an_upload_that_is_completed_many_times_at_once_is_completed_once(tmp_path: Path) -> None:
+    """Few are joined at once: each takes a thread, and space for the whole file."""
+    async with files_client(tmp_path) as client:
+        announced = {"bytes": 20 << 20, "filename": "a", "mime_type": "b", "purpose": "vision"}
+        path = f"/v1/uploads/{(await client.post('/v1/uploads', json=announced)).json()['id']}"
+        part = (await client.post(f"{path}/parts", files={"data": ("a", bytes(20 << 20))})).json()["id"]
+        asked = [asyncio.create_task(client.post(f"{path}/complete", json={"part_ids": [part]})) for _ in range(20)]
+        most = 0
+        while not all(task.done() for task in asked):
+            most = max(most, len([*(tmp_path / "files" / "incoming").iterdir()]))
+            await asyncio.sleep(0.001)
+        answers = [await task for task in asked]
+        assert most <= 2
+        assert sorted(answer.status_code for answer in answers) == [200] + [400] * 19
+        assert {answer.json()["error"]["message"] for answer in answers if answer.is_error} == {
+            "upload_id: this upload is completed"
+        }
+        assert len((await client.get("/v1/files")).json()["data"]) == 1
+
+
 async def test_files_that_began_to_arrive_together_have_room_together(tmp_path: Path) -> None:
     """Each of them saw the same room at its beginning."""
     stores = FileStores(tmp_path, 1 << 20, 5000, lambda: 1)
