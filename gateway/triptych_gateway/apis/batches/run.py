@@ -126,6 +126,7 @@ class BatchRun:
             return
         visible_models_var.set(key.models)
         for model, number in checked.models.items():
+            await asyncio.sleep(0)  # each line may name another one, and fifty thousand take a second
             message = f"this API key does not have access to the model {model[:100]!r}"
             try:
                 if key.models is None or model in key.models:

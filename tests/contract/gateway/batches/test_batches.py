@@ -210,6 +210,30 @@ async def test_what_is_full_or_away_is_tried_again(tmp_path: Path) -> None:
     assert seen == {"0": 2, "1": 2, "2": 1}
 
 
+async def test_other_requests_run_while_models_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, seen = 0, list[int]()
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def check(model: str) -> None:
+        seen.append(turns)
+
+    async with gateway_app(FakeFrontend(), files_dir=tmp_path) as app, client_of(app) as client:
+        monkeypatch.setattr(app.state.gateway.models, "check", check)
+        content = jsonl(chat_line(str(number), body={**CHAT, "model": f"m{number}"}) for number in range(50))
+        file_id = (await client.post("/v1/files", **upload(content, "batch"))).json()["id"]
+        others = asyncio.create_task(take_turns())
+        body = {"input_file_id": file_id, "endpoint": CHAT_URL, "completion_window": "24h"}
+        assert (await client.post("/v1/batches", json=body)).status_code == 200
+        await until(lambda: len(seen) >= 50)
+        others.cancel()
+    assert seen[49] - seen[0] >= 49
+
+
 async def test_a_batch_is_not_made_of_a_file_that_is_deleted_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with gateway_app(FakeFrontend(), files_dir=tmp_path) as app, client_of(app) as client:
         file_id = (await client.post("/v1/files", **upload(b"{}", "batch"))).json()["id"]
