@@ -196,8 +196,8 @@ class GatewaySettings(ServiceSettings):
     files_max_bytes: Annotated[
         _Bytes,
         Field(
-            description="Size of all files. With API keys, tenants have fair shares of it. What finds no room is refused; the "
-            "output of batches is always kept. 256 MiB of the file system are left free."
+            description="Size of all files, each of which counts 4 KiB at least. With API keys, tenants have fair shares of it. "
+            "What finds no room is refused; the output of batches is always kept. 256 MiB of the file system are left free."
         ),
     ] = 8 << 30
     max_batch_requests: Annotated[

@@ -32,6 +32,8 @@ CREATE INDEX IF NOT EXISTS files_by_tenant ON files (tenant, number, num_bytes);
 CREATE INDEX IF NOT EXISTS files_by_expiry ON files (expires_s);
 """
 _COLUMNS = "id, tenant, filename, purpose, num_bytes, created_s, expires_s"
+#: What the smallest file counts, in bytes: it takes a block of the disk, and one of its places for files.
+_LEAST_BYTES = 4096
 #: Of a batch that has not ended. Its input cannot be deleted.
 LIVE = "('validating', 'in_progress', 'finalizing', 'cancelling')"
 _IN_USE = f"SELECT id FROM batches WHERE input_file_id = ? AND status IN {LIVE}"  # noqa: S608 - constants
@@ -196,7 +198,8 @@ class FileStore:
         """Bytes that a tenant may still add: the rule is that of `FairShare`."""
         shares = FairShare(self._max_bytes, self._num_tenants())
         both = "SELECT tenant, num_bytes FROM files UNION ALL SELECT tenant, num_bytes FROM parts"
-        for owner, num_bytes in database.execute(f"SELECT tenant, SUM(num_bytes) FROM ({both}) GROUP BY tenant"):  # noqa: S608
+        sums = f"SELECT tenant, SUM(MAX(num_bytes, {_LEAST_BYTES})) FROM ({both}) GROUP BY tenant"  # noqa: S608
+        for owner, num_bytes in database.execute(sums):
             shares.add(owner, num_bytes)
         used, share = shares.used_by(tenant), shares.share(tenant)
         wanted = shares.free if not used else max(shares.free - share, share - used)

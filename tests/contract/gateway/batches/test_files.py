@@ -119,15 +119,22 @@ async def test_tenants_share_the_room(tmp_path: Path) -> None:
     keys = KeyStore(tmp_path / "keys.json")
     for name in ("one", "other"):
         keys.add(name)
-    async with files_client(tmp_path, api_keys_file=keys.path, files_max_bytes=10_000) as client:
+    async with files_client(tmp_path, api_keys_file=keys.path, files_max_bytes=100_000) as client:
         one, other = keys.headers("one"), keys.headers("other")
-        first = await client.post("/v1/files", **upload(b"x" * 4000), headers=one)
-        assert (await client.post("/v1/files", **upload(b"x" * 1000), headers=one)).status_code == 200
-        refused = error_of(await client.post("/v1/files", **upload(b"x" * 2000), headers=one), 400)
-        assert "file: your files have no room for it: 0 bytes are left for you of 10000 of all (files_max_bytes)" in refused
-        assert (await client.post("/v1/files", **upload(b"x" * 5000), headers=other)).status_code == 200
+        first = await client.post("/v1/files", **upload(b"x" * 40_000), headers=one)
+        assert (await client.post("/v1/files", **upload(b"x" * 10_000), headers=one)).status_code == 200
+        refused = error_of(await client.post("/v1/files", **upload(b"x" * 20_000), headers=one), 400)
+        assert "file: your files have no room for it: 0 bytes are left for you of 100000 of all (files_max_bytes)" in refused
+        assert (await client.post("/v1/files", **upload(b"x" * 50_000), headers=other)).status_code == 200
         assert (await client.delete(f"/v1/files/{first.json()['id']}", headers=one)).status_code == 200
-        assert (await client.post("/v1/files", **upload(b"x" * 2000), headers=one)).status_code == 200
+        assert (await client.post("/v1/files", **upload(b"x" * 20_000), headers=one)).status_code == 200
+
+
+async def test_small_files_count_what_they_take_on_a_disk(tmp_path: Path) -> None:
+    async with files_client(tmp_path, files_max_bytes=10_000) as client:
+        answers = [await client.post("/v1/files", **upload(b"x")) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 400]
+    assert "your files have no room for it: 0 bytes are left" in error_of(answers[-1], 400)
 
 
 async def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,17 +240,17 @@ async def test_an_upload_that_is_completed_many_times_at_once_is_completed_once(
 
 async def test_files_that_began_to_arrive_together_have_room_together(tmp_path: Path) -> None:
     """Each of them saw the same room at its beginning."""
-    stores = FileStores(tmp_path, 1 << 20, 5000, lambda: 1)
-    part_of = StoredUpload("upload_a", "", "a", "vision", 3000, 0, 1 << 40, None, "pending")
+    stores = FileStores(tmp_path, 1 << 20, 50_000, lambda: 1)
+    part_of = StoredUpload("upload_a", "", "a", "vision", 30_000, 0, 1 << 40, None, "pending")
     await stores.uploads.add(part_of)
     async with stores.files.arriving("", "file") as late:
         async with stores.files.arriving("", "file") as first:
-            await first.write(b"x" * 3000)
-            await stores.files.add(file := new_file("", "a", "vision", 3000, None), first)
-        await late.write(b"x" * 3000)
-        with pytest.raises(InvalidRequestError, match="file: your files have no room for it: 2000 bytes are left"):
-            await stores.files.add(new_file("", "b", "vision", 3000, None), late)
-        with pytest.raises(InvalidRequestError, match="data: your files have no room for it: 2000 bytes are left"):
+            await first.write(b"x" * 30_000)
+            await stores.files.add(file := new_file("", "a", "vision", 30_000, None), first)
+        await late.write(b"x" * 30_000)
+        with pytest.raises(InvalidRequestError, match="file: your files have no room for it: 20000 bytes are left"):
+            await stores.files.add(new_file("", "b", "vision", 30_000, None), late)
+        with pytest.raises(InvalidRequestError, match="data: your files have no room for it: 20000 bytes are left"):
             await stores.uploads.add_part(part_of, "part_a", late)
     assert [one.id for one in await stores.files.page("", None, None, 10, oldest_first=True) or ()] == [file.id]
     await stores.close()
