@@ -15,6 +15,7 @@ from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from triptych.errors import StartupError
 from triptych.installation import install_command
 from triptych_common import __version__
@@ -55,7 +56,7 @@ def doctor(console: Console | None = None) -> bool:
     findings = [finding for check in CHECKS for finding in check()]
     table = Table.grid(padding=(0, 1))
     for finding in findings:
-        table.add_row(_MARKS[finding.level], finding.subject, finding.what)
+        table.add_row(_MARKS[finding.level], finding.subject, Text(finding.what))  # no markup: commands have extras in brackets
     (console or Console(highlight=False)).print(table)
     return all(finding.level != "bad" for finding in findings)
 
@@ -128,7 +129,9 @@ def disk() -> Iterator[Finding]:
     folder = cache_dir()
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
-    if not os.access(there, os.W_OK):
+    if not there.is_dir():
+        yield Finding("bad", "disk", f"{there} is no directory; TRIPTYCH_CACHE names another one")
+    elif not os.access(there, os.W_OK):
         yield Finding("bad", "disk", f"{there} cannot be written; TRIPTYCH_CACHE names another directory")
     elif free < _LEAST_DISK:
         yield Finding(

@@ -24,10 +24,10 @@ def test_this_machine_can_run_the_tests() -> None:
 
 
 def test_a_bad_finding_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([Finding("bad", "x", "broken")]),))
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([Finding("bad", "x", "broken[gateway]")]),))
     out = io.StringIO()
     assert not doctor.doctor(Console(file=out))
-    assert out.getvalue().split() == ["✗", "x", "broken"]
+    assert out.getvalue().split() == ["✗", "x", "broken[gateway]"]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,13 @@ def test_an_instruction_set_that_the_processor_lacks_is_bad(monkeypatch: pytest.
     monkeypatch.setenv("TRIPTYCH_CPU_ISA", "x86-64-v9")
     (finding,) = doctor.processor()
     assert (finding.level, "TRIPTYCH_CPU_ISA is 'x86-64-v9'" in finding.what) == ("bad", True)
+
+
+def test_a_cache_that_is_a_file_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path / "file" / "cache"))
+    (finding,) = doctor.disk()
+    assert (finding.level, f"{tmp_path / 'file'} is no directory" in finding.what) == ("bad", True)
 
 
 def test_kernels_need_a_compiler_unless_they_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
