@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import time
 from pathlib import Path
@@ -12,16 +11,15 @@ from typing import Any
 
 import openai
 import pytest
-from support.batches import CHAT_URL, Answers, chat_line, ended_batch, error_of, jsonl, output_of, start_batch, upload
+from support.batches import CHAT_URL, Answers, chat_line, ended_batch, jsonl, output_of, start_batch, upload
 from support.fakes.frontend import MODEL, FakeFrontend, Script, says
-from support.fakes.gateway import CHAT, client_of, gateway_app, gateway_client
-from support.keys import KeyStore
+from support.fakes.gateway import CHAT, client_of, gateway_app
 from support.sdk import openai_client
 from support.waiting import until
 from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError
 from triptych.v1 import generation_pb2
 from triptych_common.batch.journal import Journal, JournalError
-from triptych_gateway.apis.batches import checking, routes, run, runner
+from triptych_gateway.apis.batches import routes, run, runner
 from triptych_gateway.stores.opening import FileStores
 
 
@@ -85,82 +83,6 @@ async def test_other_endpoints(tmp_path: Path, endpoint: str, body: dict[str, An
         assert file.expires_at == file.created_at + 3600
 
 
-@pytest.mark.parametrize(
-    ("lines", "code", "number", "message"),
-    [
-        ([chat_line("a"), "{"], "invalid_json_line", 2, "line 2: is not JSON"),
-        ([chat_line("a"), "", "[1]"], "invalid_json_line", 3, "line 3: must be an object"),
-        ([chat_line("a"), chat_line("a")], "duplicate_custom_id", 2, "custom_id 'a' is that of line 1 already"),
-        ([chat_line("a", url="/v1/files")], "invalid_url", 1, "line 1: url must be one of"),
-        ([chat_line("a", url="/v1/embeddings")], "invalid_url", 1, f"url must be the endpoint of the batch, {CHAT_URL}"),
-        ([chat_line("a", method="GET")], "invalid_method", 1, "method must be POST"),
-        ([chat_line("a", colour="red")], "unknown_parameter", 1, "unknown field 'colour'"),
-        ([chat_line("a" * 513)], "invalid_value", 1, "custom_id has more than 512 characters"),
-        ([chat_line("a", body={"model": "gpt-9"})], "model_not_found", 1, "no model 'gpt-9' here; served are: fake/model"),
-        ([chat_line("a", body={"model": "\ud800"})], "model_not_found", 1, "no model '\\ud800' here"),
-        ([chat_line("a", **{"\ud800": 1})], "unknown_parameter", 1, "unknown field '\\ud800'"),
-        ([chat_line("a", body={})], "missing_required_parameter", 1, "body.model must name a model"),
-        ([chat_line("a", body={**CHAT, "stream": True})], "unsupported_parameter", 1, "body.stream must be false"),
-        ([chat_line("a", body={**CHAT, "background": True})], "unsupported_parameter", 1, "body.background must be false"),
-        ([chat_line("a", body={**CHAT, "stop": [0] * 1_000_001})], "line_too_long", 1, "line 1: has more than 1000000 commas"),
-        ([], "empty_file", None, "the input file has no requests"),
-    ],
-)
-async def test_a_wrong_line_fails_the_batch_before_anything_is_sent(
-    tmp_path: Path, lines: list[Any], code: str, number: int | None, message: str
-) -> None:
-    frontend = FakeFrontend()
-    content = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines).encode() or b"\n\n"
-    async with openai_client(frontend, files_dir=tmp_path) as client:
-        batch = await ended_batch(client, await start_batch(client, content))
-    assert batch.status == "failed"
-    assert batch.failed_at is not None
-    assert (batch.output_file_id, batch.error_file_id) == (None, None)
-    assert batch.errors is not None
-    (error,) = batch.errors.data or ()
-    assert (error.code, error.line) == (code, number)
-    assert message in (error.message or "")
-    assert not frontend.requests
-    assert not [*(tmp_path / "batches").iterdir()]
-
-
-async def test_a_batch_names_its_first_errors_and_how_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "MAX_LINES", 150)
-    async with openai_client(FakeFrontend(), files_dir=tmp_path) as client:
-        batch = await ended_batch(client, await start_batch(client, b"{\n" * 120 + jsonl(chat_line(str(n)) for n in range(40))))
-    assert batch.errors is not None
-    assert batch.errors.data is not None
-    assert [error.line for error in batch.errors.data] == [*range(1, 101), None]
-    # Twenty lines more, and that there are too many.
-    assert batch.errors.data[-1].message == "and 21 more errors"
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"endpoint": "/v1/moderations"}, "endpoint: '/v1/moderations' is not served in batches; send one of /v1/chat"),
-        ({"completion_window": "7d"}, "completion_window: "),
-        ({"input_file_id": "file-none"}, "input_file_id: no file 'file-none'"),
-        ({"colour": "red"}, "colour: unknown field"),
-        ({"metadata": {str(number): "x" for number in range(17)}}, "metadata: "),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds: "),
-    ],
-)
-async def test_what_is_not_served_is_refused_by_name(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
-    async with gateway_client(files_dir=tmp_path) as client:
-        file_id = (await client.post("/v1/files", **upload(b"{}", "batch"))).json()["id"]
-        body = {"input_file_id": file_id, "endpoint": CHAT_URL, "completion_window": "24h", **fields}
-        answer = await client.post("/v1/batches", json=body)
-        assert message in error_of(answer, 404 if "no file" in message else 400)
-
-
-async def test_a_file_of_another_purpose_is_refused(tmp_path: Path) -> None:
-    async with gateway_client(files_dir=tmp_path) as client:
-        file_id = (await client.post("/v1/files", **upload(b"{}", "vision"))).json()["id"]
-        body = {"input_file_id": file_id, "endpoint": CHAT_URL, "completion_window": "24h"}
-        assert "the purpose of this file is vision; it must be batch" in error_of(await client.post("/v1/batches", json=body), 400)
-
-
 async def test_a_batch_is_cancelled_in_the_middle(tmp_path: Path) -> None:
     frontend = FakeFrontend()
     frontend.script = Answers(5)
@@ -208,48 +130,6 @@ async def test_what_is_full_or_away_is_tried_again(tmp_path: Path) -> None:
         assert batch.request_counts is not None
         assert batch.request_counts.completed == 3
     assert seen == {"0": 2, "1": 2, "2": 1}
-
-
-async def test_other_requests_run_while_models_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns, seen = 0, list[int]()
-
-    async def take_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    async def check(model: str) -> None:
-        seen.append(turns)
-
-    async with gateway_app(FakeFrontend(), files_dir=tmp_path) as app, client_of(app) as client:
-        monkeypatch.setattr(app.state.gateway.models, "check", check)
-        content = jsonl(chat_line(str(number), body={**CHAT, "model": f"m{number}"}) for number in range(50))
-        file_id = (await client.post("/v1/files", **upload(content, "batch"))).json()["id"]
-        others = asyncio.create_task(take_turns())
-        body = {"input_file_id": file_id, "endpoint": CHAT_URL, "completion_window": "24h"}
-        assert (await client.post("/v1/batches", json=body)).status_code == 200
-        await until(lambda: len(seen) >= 50)
-        others.cancel()
-    assert seen[49] - seen[0] >= 49
-
-
-async def test_a_batch_is_not_made_of_a_file_that_is_deleted_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with gateway_app(FakeFrontend(), files_dir=tmp_path) as app, client_of(app) as client:
-        file_id = (await client.post("/v1/files", **upload(b"{}", "batch"))).json()["id"]
-        files = app.state.gateway.files.files
-        file = await files.get("", file_id)
-        assert await files.delete("", file_id)
-
-        async def found(*of: str) -> object:
-            return file
-
-        monkeypatch.setattr(files, "get", found)
-        body = {"input_file_id": file_id, "endpoint": CHAT_URL, "completion_window": "24h"}
-        answer = await client.post("/v1/batches", json=body)
-        assert "input_file_id: this file was deleted meanwhile" in error_of(answer, 400)
-        assert (await client.get("/v1/batches")).json()["data"] == []
-        assert f"no file '{file_id}'" in error_of(await client.get(f"/v1/files/{file_id}/content"), 404)
 
 
 async def test_what_is_not_answered_in_time_has_expired(tmp_path: Path) -> None:
@@ -308,122 +188,6 @@ async def test_interactive_requests_go_first_and_find_room(tmp_path: Path) -> No
         await ended_batch(client, batch)
     priorities = [request.options.priority for request in frontend.requests]
     assert sorted(priorities) == [0, *[1000] * 9]
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> KeyStore:
-    store = KeyStore(tmp_path / "keys.json")
-    for name in ("one", "other"):
-        store.add(name, priority=5)
-    store.add("narrow", models=["another/model"])
-    store.add("slow", requests_per_minute=600, max_concurrent_requests=4)
-    return store
-
-
-async def test_a_batch_is_its_tenants_and_its_lines_are_its_keys(tmp_path: Path, keys: KeyStore) -> None:
-    frontend = FakeFrontend()
-    audit = tmp_path / "audit.jsonl"
-    settings = {"files_dir": tmp_path / "files", "api_keys_file": keys.path, "audit_log": str(audit)}
-    async with gateway_client(frontend, **settings) as client:
-        one, other = keys.headers("one"), keys.headers("other")
-        file_id = (await client.post("/v1/files", **upload(jsonl([chat_line("a")]), "batch"), headers=one)).json()["id"]
-        body = {"input_file_id": file_id, "endpoint": CHAT_URL, "completion_window": "24h"}
-        assert f"no file '{file_id}'" in error_of(await client.post("/v1/batches", json=body, headers=other), 404)
-        batch = (await client.post("/v1/batches", json=body, headers=one)).json()
-        path = f"/v1/batches/{batch['id']}"
-        for method, target in (("GET", path), ("POST", f"{path}/cancel")):
-            assert f"no batch '{batch['id']}'" in error_of(await client.request(method, target, headers=other), 404)
-        assert (await client.get("/v1/batches", headers=other)).json()["data"] == []
-        while (batch := (await client.get(path, headers=one)).json())["status"] != "completed":  # noqa: ASYNC110 - no event tells it
-            await asyncio.sleep(0.02)
-        content = f"/v1/files/{batch['output_file_id']}/content"
-        assert "no file" in error_of(await client.get(content, headers=other), 404)
-        assert (await client.get(content, headers=one)).status_code == 200
-        assert [entry["id"] for entry in (await client.get("/v1/batches", headers=one)).json()["data"]] == [batch["id"]]
-    assert [context.tenant for context in frontend.contexts] == [keys.id("one")]
-    assert [request.options.priority for request in frontend.requests] == [1005]
-    entries = [json.loads(line) for line in audit.read_text().splitlines()]
-    (line,) = [entry for entry in entries if entry.get("route") == CHAT_URL]
-    assert (line["key"], line["tenant"], line["model"], line["status"]) == (keys.id("one"), keys.id("one"), MODEL.name, 200)
-
-
-async def sdk_batch(app: Any, keys: KeyStore, name: str, content: bytes) -> Any:
-    """A batch of this key, once it has ended; and its client."""
-    client = openai.AsyncOpenAI(base_url="http://gateway/v1", api_key=keys.texts[name], http_client=client_of(app), max_retries=0)
-    return client, await ended_batch(client, await start_batch(client, content))
-
-
-async def test_a_model_that_the_key_does_not_have_is_refused_without_telling_of_others(tmp_path: Path, keys: KeyStore) -> None:
-    frontend = FakeFrontend()
-    async with gateway_app(frontend, files_dir=tmp_path / "files", api_keys_file=keys.path) as app:
-        _, batch = await sdk_batch(app, keys, "narrow", jsonl([chat_line("a"), chat_line("b", body={"model": "none"})]))
-    assert batch.status == "failed"
-    assert [(error.code, error.line, error.message) for error in batch.errors.data] == [
-        ("model_not_found", 1, "line 1: this API key does not have access to the model 'fake/model'"),
-        ("model_not_found", 2, "line 2: this API key does not have access to the model 'none'"),
-    ]
-    assert not frontend.requests
-
-
-async def test_a_batch_leaves_half_of_its_keys_places_to_others(tmp_path: Path, keys: KeyStore) -> None:
-    frontend, most = FakeFrontend(), 0
-
-    def play(request: generation_pb2.ChatRequest) -> Script:
-        nonlocal most
-        most = max(most, frontend.num_live)
-        return says("yes")
-
-    frontend.script = play  # type: ignore[assignment]
-    async with gateway_app(frontend, files_dir=tmp_path / "files", api_keys_file=keys.path) as app:
-        client, batch = await sdk_batch(app, keys, "slow", jsonl(chat_line(str(number)) for number in range(30)))
-        assert batch.request_counts.completed == 30
-        # Its requests are counted as its owner's own.
-        raw = await client.chat.completions.with_raw_response.create(**CHAT)
-        assert 500 < int(raw.headers["x-ratelimit-remaining-requests"]) < 575
-    assert most <= 2
-
-
-async def test_a_key_that_is_revoked_fails_its_batch(tmp_path: Path, keys: KeyStore) -> None:
-    frontend = FakeFrontend()
-    frontend.script = answers = Answers(3)
-    settings = {"files_dir": tmp_path / "files", "api_keys_file": keys.path, "max_batch_requests": 1}
-    keys.add("second", tenant=keys.id("one"))
-    async with gateway_app(frontend, **settings) as app:
-        client = openai.AsyncOpenAI(base_url="http://gateway/v1", api_key=keys.texts["one"], http_client=client_of(app))
-        second = client.with_options(api_key=keys.texts["second"])
-        batch = await start_batch(client, jsonl(chat_line(str(number)) for number in range(9)))
-        await until(lambda: answers.num_left < 0 and frontend.num_live == 1)
-        keys.change("one", revoked="2026-01-01T00:00:00Z")
-        ring = app.state.gateway.access._ring
-        await until(lambda: ring.get(keys.id("one")) == "revoked")
-        answers.open()
-        batch = await ended_batch(second, batch)
-        assert batch.status == "failed"
-        assert batch.errors is not None
-        assert [error.code for error in batch.errors.data or ()] == ["invalid_api_key"]
-        output, errors = await output_of(second, batch.output_file_id), await output_of(second, batch.error_file_id)
-    # The one that was in flight was answered.
-    assert (len(output), len(errors)) == (4, 5)
-    assert {error["error"]["code"] for error in errors.values()} == {"batch_failed"}
-
-
-async def test_another_gateway_on_the_directory_leaves_what_it_cannot_answer(tmp_path: Path, keys: KeyStore) -> None:
-    """Several `triptych serve` of one machine have one directory, with different models and callers."""
-    frontend = FakeFrontend()
-    frontend.script = answers = Answers(0)
-    directory = tmp_path / "files"
-    async with openai_client(frontend, files_dir=directory) as client:
-        batch = await start_batch(client, jsonl(chat_line(str(number)) for number in range(3)))
-        await until(lambda: frontend.num_live == 3)
-    other = FakeFrontend()
-    other.model = type(MODEL)(name="another/model", max_model_len=2048, vocab_size=100)
-    async with openai_client(other, files_dir=directory) as client:
-        await asyncio.sleep(0.3)
-        assert (await client.batches.retrieve(batch.id)).status == "in_progress"
-    assert not other.requests
-    answers.open()
-    async with openai_client(frontend, files_dir=directory) as client:
-        assert (await ended_batch(client, batch)).status == "completed"
 
 
 async def test_a_full_disk_pauses_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
