@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -115,6 +116,9 @@ class Terminal:
             self._show(text, files)
             if interrupts:
                 self._out.write(" …")
+        except BrokenPipeError:  # the reader has enough, as `head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
+            return True
         except (TriptychError, OSError) as error:
             print(f"\nerror: {printable(str(error))}", file=sys.stderr)
             return False

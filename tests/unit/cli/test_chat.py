@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import re
 from pathlib import Path
 
@@ -203,3 +204,12 @@ async def test_run_does_not_ask_another_model() -> None:
 def test_run_without_a_prompt_in_a_pipe() -> None:
     with pytest.raises(CommandError, match="there is no prompt: the input is empty"):
         run("fake", stdin=io.StringIO(" \n"))
+
+
+async def test_a_reader_who_has_enough_ends_the_answer_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    async with echo_frontend() as (_, address):
+        with os.fdopen(writer, "w") as out:
+            await asyncio.to_thread(chat, address, stdin=io.StringIO("one two\n"), stdout=out)
+    assert capsys.readouterr().err == ""
