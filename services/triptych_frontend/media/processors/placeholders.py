@@ -68,7 +68,8 @@ class PlaceholderExpander:
         if modality == VIDEO:
             known = VIDEO_PROCESSORS.values()
             return self._processor.video_processor.config.get("video_processor_type") in known and not self._is_omni
-        return True
+        # As in the encoder: the processor takes audio also for models without an audio tower.
+        return not (modality == AUDIO and type(self._processor).__name__ == "Gemma4Processor")
 
     def max_items(self, modality: common_pb2.Modality) -> int | None:
         """Most items of the modality in one prompt; None if there is no limit."""
