@@ -70,7 +70,8 @@ async def test_2000_lines_through_kills_are_answered_once_each(tmp_path: Path) -
     async with mock_server(served_model_name=_MODEL) as mock, client_at(port) as client:
         with gateway(port, mock.address, tmp_path) as process:
             await serves(client)
-            batch = await start_batch(client, lines(2000))
+            # So slow that the counts, which are written once a second, show each third of the lines.
+            batch = await start_batch(client, lines(2000, first_token_s=0.05))
             await answered(client, batch, 400)
             process.send_signal(signal.SIGKILL)
             process.wait()
@@ -103,7 +104,7 @@ async def test_another_gateway_takes_over_from_one_that_is_killed(tmp_path: Path
     async with mock_server(served_model_name=_MODEL) as mock, client_at(ports[0]) as first, client_at(ports[1]) as second:
         with gateway(ports[0], mock.address, tmp_path) as process, gateway(ports[1], mock.address, tmp_path):
             await asyncio.gather(serves(first), serves(second))
-            batch = await start_batch(first, lines(600))
+            batch = await start_batch(first, lines(600, first_token_s=0.05))
             await answered(second, batch, 100)
             process.send_signal(signal.SIGKILL)
             process.wait()
