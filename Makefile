@@ -200,7 +200,7 @@ bench: $(VENV)/.dev ## Measure and write benchmarks/results (20 minutes): make b
 bench-report: $(VENV)/.dev ## Write tables and charts of docs/architecture/measurements.md: make bench-report [ARGS='benchmarks/results/FILE.json ...']
 	$(BIN)/python -m benchmarks.report $(ARGS)
 
-release: $(VENV)/.dev ## Make wheels with CPU kernels, the npm package, the chart and their checksums in dist/ (4 minutes); needs npm
+release: $(VENV)/.dev ## Make wheels with CPU kernels, the npm package, the chart and their checksums in dist/ (minutes); needs npm
 	$(BIN)/python -m tools.release $(ARGS)
 
 test-release: $(VENV)/.dev ## Install what `make release` made into empty environments and use it; downloads what it depends on

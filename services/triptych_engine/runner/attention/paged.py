@@ -230,12 +230,13 @@ class TorchAttention:
         self._slots = torch.from_numpy(metadata.slots).to(self._device)
         self._sequences = []
         offsets = np.arange(self._block_size)
+        key_ends = [metadata.key_ends(has_window=has_window) for has_window in (False, True)]
         for i in range(metadata.num_seqs):
             num_keys = int(metadata.seq_lens[i])
             blocks = metadata.block_table[i, : -(-num_keys // self._block_size)].astype(np.int64)
             keys = (blocks[:, None] * self._block_size + offsets).reshape(-1)[:num_keys]
             first, last = metadata.query_start_loc[i : i + 2].tolist()
-            ends = [metadata.key_ends(has_window=has_window)[first:last] for has_window in (False, True)]
+            ends = [of_layer[first:last] for of_layer in key_ends]
             self._sequences.append((first, last, *(torch.from_numpy(a).to(self._device) for a in (keys, *ends))))
 
     def forward(

@@ -110,7 +110,7 @@ class CpuAttention:
             raise ValueError("the CPU kernel has no sinks where values are in the keys")
         step = self._step
         args = step.with_tiles(num_q_heads // num_kv_heads if num_tokens else 0)
-        args.key_end = step.key_end(has_window=window > 0)
+        args.key_end = step.key_ends[window > 0]
         args.slots, args.block_table = step.window_tables if layer in self._windowed else step.tables
         args.q, args.k, args.v, args.out = query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
         args.k_cache, args.v_cache = k_cache.data_ptr(), None if v_cache is None else v_cache.data_ptr()

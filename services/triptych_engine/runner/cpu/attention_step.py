@@ -27,8 +27,10 @@ class StepArgs:
     def __init__(self, metadata: AttentionMetadata, block_size: int, row_tile: int, *, has_windows: bool = False) -> None:
         self.metadata, self._row_tile = metadata, row_tile
         self._tiles: dict[int, _Tiles] = {}
-        # Of layers without a window, and of those with one.
-        self._key_ends = metadata.key_ends(has_window=False), metadata.key_ends(has_window=True)
+        self._key_end = metadata.key_ends(has_window=True)
+        self._full_key_end = metadata.key_ends(has_window=False) if metadata.ends_in_windows else self._key_end
+        #: Addresses of the ends of the tokens' keys: in layers without a window, and in those with one.
+        self.key_ends = self._full_key_end.ctypes.data, self._key_end.ctypes.data
         window = (metadata.window_slots, metadata.window_block_table) if has_windows else (None, None)
         self.window_tables: Any = tuple(None if array is None else array.ctypes.data for array in window)
         self.tables = metadata.slots.ctypes.data, metadata.block_table.ctypes.data
@@ -36,16 +38,12 @@ class StepArgs:
             window_slots=self.window_tables[0],
             window_block_table=self.window_tables[1],
             positions=metadata.positions.ctypes.data,
-            key_end=self.key_end(has_window=True),
-            full_key_end=self.key_end(has_window=False) if metadata.ends_in_windows else None,
+            key_end=self.key_ends[True],
+            full_key_end=self.key_ends[False] if metadata.ends_in_windows else None,
             num_tokens=metadata.num_tokens,
             block_table_stride=metadata.block_table.strides[0] // 4,
             block_size=block_size,
         )
-
-    def key_end(self, *, has_window: bool) -> int:
-        """The address of the ends of the tokens' keys in a layer."""
-        return self._key_ends[has_window].ctypes.data
 
     def with_tiles(self, group: int) -> KernelArgs:
         """The arguments, without the fields that depend on the layer. group: query heads per key head; 0 for no tiles."""
