@@ -12,7 +12,6 @@ from support.builders.engine import a_request, save_random_model
 from support.builders.text_families import FAMILIES, PROMPTS
 from support.drivers.engine import EngineDriver, transformers_greedy
 from support.drivers.gpu_layers import check_layer_kernels
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triptych_engine.runner import builder
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.fusion.decoder import Decoder
@@ -22,9 +21,9 @@ pytest.importorskip("triton", minversion="3.7")  # the interpreter of 3.6 fails 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton's interpreter is off on a machine with a GPU", allow_module_level=True)
 
+from support.drivers.pretended_gpu import Launches
 from triptych_engine.runner.cuda.attention import CudaAttention
 from triptych_engine.runner.cuda.fused import CudaFusedKernels, CudaLayers
-from triton.runtime.interpreter import InterpretedFunction
 
 CPU = torch.device("cpu")
 
@@ -83,41 +82,3 @@ def test_without_kernels_the_models_own_layers_are_used(
     assert builder.fused_kernels(config, None) is None
     assert "the model's own layers are used" in caplog.text
     assert "C compiler" in caplog.text
-
-
-class Launches(TorchDispatchMode):
-    """Notes which kernels a GPU would launch: Triton's, and those of torch's operations that compute something."""
-
-    _FREE = (
-        "view",
-        "empty",
-        "slice",
-        "select",
-        "t",
-        "transpose",
-        "expand",
-        "detach",
-        "alias",
-        "unsqueeze",
-        "as_strided",
-        "split",
-        "flatten",
-        "to",  # copies nothing if nothing changes; else it calls _to_copy
-    )
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__()
-        self.names: list[str] = []
-        run = InterpretedFunction.run
-
-        def noting(function: InterpretedFunction, *args: Any, **options: Any) -> Any:
-            self.names.append(function.fn.__name__)
-            with _disable_current_modes():
-                return run(function, *args, **options)
-
-        monkeypatch.setattr(InterpretedFunction, "run", noting)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if (name := func.overloadpacket.__name__.strip("_").removesuffix("_like")) not in self._FREE:
-            self.names.append(name)
-        return func(*args, **(kwargs or {}))
