@@ -7,7 +7,7 @@ another engine is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -58,12 +58,15 @@ class VirtualEngine:
     Args:
         number: of the engine, from 0.
         settings: as of a real engine.
+        fleet: all engines, of which others may compute on the same machine.
     """
 
-    def __init__(self, timeline: Timeline, setup: Setup, number: int, settings: EngineSettings) -> None:
+    def __init__(
+        self, timeline: Timeline, setup: Setup, number: int, settings: EngineSettings, fleet: Sequence[VirtualEngine] = ()
+    ) -> None:
         self.number, self.address = number, f"engine-{number}:50053"
-        self._timeline, self._setup, self._settings = timeline, setup, settings
-        self._costs = setup.costs.times(setup.overheads.slowdown)
+        self._timeline, self._setup, self._settings, self._fleet = timeline, setup, settings, fleet
+        self.is_computing = False
         self.watchers: list[Watcher] = []
         #: Changes with each start, as an instance's id.
         self.life = 0
@@ -153,21 +156,26 @@ class VirtualEngine:
             return
         seconds = 0.0
         if scheduled.num_scheduled_tokens:
-            seconds = self._costs.step_s(scheduled.num_decoding, scheduled.num_prompt_tokens) + self._attention_s(scheduled)
+            seconds = self._step_s(scheduled) + self._setup.overheads.shared_step_s
             self.num_steps += 1
             grid = self._setup.grid
             is_off = scheduled.num_decoding > grid.max_decoding or scheduled.num_prompt_tokens > grid.max_prompt_tokens
             self.num_steps_off_grid += is_off
         self.busy_s += seconds
+        self.is_computing = True
         self._timeline.after(seconds, self._end_step, life, scheduled, seconds)
 
-    def _attention_s(self, scheduled: SchedulerOutput) -> float:
-        return sum(
-            self._costs.attention_s(num_tokens, self._requests[request_id].num_scheduled_tokens - num_tokens)
+    def _step_s(self, scheduled: SchedulerOutput) -> float:
+        costs, beside = self._setup.costs, self._setup.beside_costs
+        if beside is not None and any(one.is_computing for one in self._fleet):
+            costs = beside
+        return costs.step_s(scheduled.num_decoding, scheduled.num_prompt_tokens) + sum(
+            costs.attention_s(num_tokens, self._requests[request_id].num_scheduled_tokens - num_tokens)
             for request_id, num_tokens in scheduled.num_scheduled_tokens.items()
         )
 
     def _end_step(self, life: int, scheduled: SchedulerOutput, seconds: float) -> None:
+        self.is_computing = False
         if life != self.life or not self.is_up:
             return
         self._count_load()
@@ -265,6 +273,6 @@ def new_scheduler(setup: Setup, settings: EngineSettings) -> Scheduler:
         max_num_batched_tokens=settings.token_budget(on_cpu=True, generates=True),
         media_traits="a simulated engine takes no media",
         embedding_bytes=1,
-        costs=setup.costs.steps.times(setup.overheads.slowdown),
+        costs=setup.costs.steps,
     )
     return make_scheduler(settings, info, MODEL.max_model_len)

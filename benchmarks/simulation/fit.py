@@ -1,4 +1,4 @@
-"""Fits what is outside of engine steps, and a factor on the steps of engines that compute, to real runs of one workload."""
+"""Fits what is outside of engine steps, and what sharing a machine adds to steps that compute, to real runs of one workload."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def fit(setup: Setup, conversations: Sequence[Conversation], real: dict, limits:
     Args:
         setup: to begin with. Its `message_s` and `frontend_*` are not changed.
         real: figures of the real run.
-        computes: the engines compute, on cores that others use too: their step costs are scaled.
+        computes: the engines compute, on cores and memory that others use too: their steps take longer, and the host's time
+            between them is that of `setup`.
     """
-    names = ["host_step_s", "request_s", "slowdown" if computes else "host_sequence_s"]
+    names = ["shared_step_s", "request_s"] if computes else ["host_step_s", "request_s", "host_sequence_s"]
 
     def error(candidate: Setup) -> float:
         # The median TTFT jumps with the order of requests, so one run of a candidate would say little.
@@ -50,7 +51,7 @@ def _search(best: Setup, least: float, name: str, factor: float, error: Callable
     """Change one constant by a factor, up or down, as long as that helps."""
     for step in (factor, 1 / factor):
         while True:
-            value = max(getattr(best.overheads, name), _LEAST_S if name != "slowdown" else 0.1) * step
+            value = max(getattr(best.overheads, name), _LEAST_S) * step
             candidate = replace(best, overheads=replace(best.overheads, **{name: value}))
             found = error(candidate)
             if found >= least:

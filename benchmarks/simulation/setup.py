@@ -21,7 +21,7 @@ class Overheads:
         frontend_request_s: processor time of a frontend per request, without the choice of an engine.
         frontend_token_s: processor time of a frontend per output token.
         choice_s: processor time of a frontend to compare one engine, by policy.
-        slowdown: factor on the step costs, where other processes share the engine's cores.
+        shared_step_s: how much longer a step takes where other processes share the engine's cores and memory. The pacer sees it.
     """
 
     request_s: float = 0.0
@@ -32,7 +32,7 @@ class Overheads:
     frontend_request_s: float = 0.0
     frontend_token_s: float = 0.0
     choice_s: dict[str, float] = field(default_factory=dict)
-    slowdown: float = 1.0
+    shared_step_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Setup:
     Attributes:
         costs: of a step of an engine.
         num_blocks: of each engine's KV cache.
+        beside_costs: of a step that begins while another engine computes on the same machine; None: the same.
         losses: (time in seconds, number of the engine) of engines that are lost.
         restart_s: time until a lost engine is back, with an empty cache; None: it does not come back.
         jitter_seed: draws the order in which requests of the same moment arrive: each takes 0.5 to 1.5 times `request_s`. None: all
@@ -68,3 +69,4 @@ class Setup:
     restart_s: float | None = None
     jitter_seed: int | None = None
     checks_every: int = 0
+    beside_costs: SimulatedCosts | None = None

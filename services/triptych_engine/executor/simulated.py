@@ -71,13 +71,6 @@ class SimulatedCosts:
             return self.context_s * context
         return self.pair_s * num_tokens * (context + num_tokens / 2)
 
-    def times(self, factor: float) -> SimulatedCosts:
-        """The costs on a machine that is slower by a factor."""
-        curve = tuple((num_tokens, factor * seconds) for num_tokens, seconds in self.curve)
-        return SimulatedCosts(
-            self.steps.times(factor), curve, factor * self.sequence_s, factor * self.context_s, factor * self.pair_s
-        )
-
 
 class SimulatedEngine(BaseModel):
     """What a simulated engine can do. `python -m benchmarks.steps --costs-file FILE` measures it on an engine that computes."""

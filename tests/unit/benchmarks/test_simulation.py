@@ -342,19 +342,27 @@ def test_a_step_of_any_size_has_a_time() -> None:
     seconds = [costs.step_s(0, num_tokens) for num_tokens in (1, 2, 3, 4, 6, 8, 16)]
     assert seconds == pytest.approx([0.01, 0.01, 0.015, 0.02, 0.025, 0.03, 0.05])
     assert costs.step_s(3, 1) == pytest.approx(0.023)
-    assert costs.times(2).step_s(3, 1) == pytest.approx(0.046)
 
 
-def test_the_fit_finds_what_is_outside_of_the_steps() -> None:
+def test_a_step_costs_more_while_another_engine_computes() -> None:
+    alone = a_setup(checks_every=0)
+    beside = replace(alone, beside_costs=SimulatedCosts(StepCosts(0.02, 0.001, 0.001)))
+    one = list(LOAD.conversations(0))[:1]
+    assert Simulation(beside).run(one) == Simulation(alone).run(one), "nobody else computes"
+    many = list(LOAD.conversations(0))
+    assert Simulation(beside).run(many)["token_p50_ms"] > Simulation(alone).run(many)["token_p50_ms"]
+
+
+@pytest.mark.parametrize(("computes", "name"), [(False, "host_step_s"), (True, "shared_step_s")])
+def test_the_fit_finds_what_is_outside_of_the_steps(computes: bool, name: str) -> None:
     conversations = list(LOAD.conversations(0))
-    truth = a_setup(overheads=Overheads(request_s=0.02, host_step_s=0.004), checks_every=0)
+    truth = a_setup(overheads=Overheads(**{"request_s": 0.02, name: 0.004}), checks_every=0)
     seen = Simulation(truth).run(conversations)
-    found, error = fit(
-        a_setup(overheads=Overheads(request_s=0.004, host_step_s=0.001)), conversations, seen, Limits(), computes=False
-    )
+    begin = a_setup(overheads=Overheads(**{"request_s": 0.004, name: 0.001}))
+    found, error = fit(begin, conversations, seen, Limits(), computes=computes)
     assert error < 0.05
     assert found.overheads.request_s == pytest.approx(0.02, rel=0.5)
-    assert found.overheads.host_step_s == pytest.approx(0.004, rel=0.5)
+    assert getattr(found.overheads, name) == pytest.approx(0.004, rel=0.5)
 
 
 def test_a_run_leaves_the_levels_of_logs_as_they_were() -> None:
