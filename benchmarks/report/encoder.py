@@ -39,29 +39,15 @@ def ttft(case: str) -> Figure:
     return figure
 
 
-def against(over: Figure, under: Figure) -> Figure:
-    """One figure of a run as a share of another."""
-
-    def figure(run: dict) -> float | None:
-        top, bottom = over(run), under(run)
-        return top / bottom if top and bottom else None
-
-    return figure
-
-
 def figures_of(cases: list[str]) -> dict[str, Figure]:
     """What the table tells, line by line."""
-    rate, gap = "output_tokens_per_s", "gap_p99_ms"
     return {
         **{f"TTFT, {case}, ms": ttft(case) for case in cases},
-        **{f"TTFT, {case}, against a new picture's": against(ttft(case), ttft(cases[0])) for case in cases[1:]},
         **{
             f"text {label}, {name}": window(part, key)
             for part, label in (("alone", "alone"), ("beside", "beside the flood"))
             for name, key in _WINDOW.items()
         },
-        "text beside the flood against alone, output tokens/s": against(window("beside", rate), window("alone", rate)),
-        "text beside the flood against alone, gap p99": against(window("beside", gap), window("alone", gap)),
         "flood, s": window("beside", "seconds"),
         "flood, TTFT p50, ms": lambda run: run["flood"]["ttft_p50_ms"],
         "flood, TTFT max, ms": lambda run: run["flood"]["ttft_max_ms"],
@@ -83,7 +69,7 @@ def render(results: dict, source: str) -> str:
         row = [label]
         for name in targets:
             values = [figure(run) for run in runs if run["target"] == name]
-            row.append(median(values, 2 if "against" in label else 1))
+            row.append(median(values))
         rows.append(row + [ratio(ratios(runs, (TRIPTYCH, figure), (name, figure))) for name in others])
     head = ["medians of the rounds", *targets, *(f"Triptych / {name}" for name in others)]
     title = f"New pictures, and four text streams beside {load['flood']} of them at once"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
-from benchmarks.report.tables import count, origin, table
+from benchmarks.report.tables import count, distinct, origin, table
 
 _METHODS = {"fp32": "in float32", "dot": "with bfloat16 vectors", "tiles": "with bfloat16 tiles"}
 
@@ -15,28 +16,20 @@ def ratio_of(times: dict) -> float:
 
 
 def render(results: dict, source: str) -> str:
-    """Ratios by format and rows."""
+    """Ratios by format and rows: of the shapes, the smallest and the largest."""
     load, runs = results["load"], results["runs"]
     words = (
         f"single products, {count(load['threads'], 'thread')}, {count(load['rounds'], 'round')} by turns; bfloat16 weights are"
         f" multiplied {_METHODS[load['method']]}; a copy reads and writes {load['copied_bytes_per_s'] / 1e9:.1f} GB/s"
     )
     sizes = [count(each["rows"], "row") for each in runs[0]["times"]]
-    head = ("format", "outputs x inputs", "bytes per weight", *sizes, "bandwidth at 1 row, relative to a copy")
     rows = []
-    for run in runs:
-        out_features, in_features = run["shape"]
-        ratios = [ratio_of(one) for one in run["times"]]
-        alone = [one for one in run["times"] if one["rows"] == 1]
-        share = run["nbytes"] / (statistics.median(alone[0]["us"]) / 1e6) / load["copied_bytes_per_s"] if alone else None
-        per_weight = run["nbytes"] / (out_features * in_features)
-        rows.append(
-            (
-                run["format"],
-                f"{out_features} x {in_features}",
-                f"{per_weight:.3f}",
-                *(f"{ratio:.2f}" for ratio in ratios),
-                "-" if share is None else f"{share:.2f}",
-            )
-        )
+    for name in distinct(run["format"] for run in runs):
+        own = [run for run in runs if run["format"] == name]
+        per_weight = own[0]["nbytes"] / math.prod(own[0]["shape"])
+        by_size = zip(*([ratio_of(one) for one in run["times"]] for run in own), strict=True)
+        rows.append((name, f"{per_weight:.3f}", *(f"{min(ratios):.2f}-{max(ratios):.2f}" for ratios in by_size)))
+    shapes = ", ".join(f"{run['shape'][0]} x {run['shape'][1]}" for run in runs if run["format"] == runs[0]["format"])
+    words += f"; from the smallest to the largest of {shapes} (outputs x inputs)"
+    head = ("format", "bytes per weight", *sizes)
     return "\n\n".join([origin(results, source, words), table(head, rows)])

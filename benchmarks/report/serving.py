@@ -56,9 +56,10 @@ def _absolute(runs: Sequence[dict]) -> str:
             figures = [run["figures"] for run in _of(runs, target, concurrency)]
             if figures:
                 medians = [median([each[name] for each in figures]) for name in _FIGURES]
-                counts = [str(sum(each[name] for each in figures)) for name in ("num_ok", "num_failed")]
-                rows.append([f"{concurrency:,}", target, *medians, *counts])
-    return section("Figures (medians of the rounds)", table(["streams", "target", *_FIGURES.values(), "ok", "failed"], rows))
+                rows.append([f"{concurrency:,}", target, *medians])
+    num_failed, num_ok = (sum(run["figures"][name] for run in runs) for name in ("num_failed", "num_ok"))
+    failed = f"{num_failed:,} of {num_failed + num_ok:,} requests failed."
+    return section("Figures (medians of the rounds)", table(["streams", "target", *_FIGURES.values()], rows), failed)
 
 
 def _costs(runs: Sequence[dict]) -> list[str]:
@@ -79,7 +80,7 @@ def _costs(runs: Sequence[dict]) -> list[str]:
 def _start_and_memory(results: dict) -> list[str]:
     """Of each server that the sitting started."""
     parts = []
-    for server in results.get("servers") or _servers_of_old(results):
+    for server in results.get("servers", ()):
         if "idle" in server:
             peaks = [run["peak"] for run in results["runs"] if run["target"] == server["name"] and "peak" in run]
             peak = server.get("peak") or {name: max(each.get(name, 0) for each in peaks) for name in server["idle"]}
@@ -91,14 +92,6 @@ def _start_and_memory(results: dict) -> list[str]:
             )
             parts.append(section(f"Start and memory, {server['name']}", words, table(["service", "idle, MB", "peak, MB"], rows)))
     return parts
-
-
-def _servers_of_old(results: dict) -> list[dict]:
-    """Results from before there were `servers` tell memory and start of Triptych alone."""
-    if "memory" not in results:
-        return []
-    sizes = {key: {name: each[key] for name, each in results["memory"].items()} for key in ("idle", "peak")}
-    return [{"name": TRIPTYCH, "cold_start": results["cold_start"], **sizes}]
 
 
 def charts(results: dict) -> dict[str, Chart]:

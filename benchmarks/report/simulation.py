@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from benchmarks.report.plots import Chart, Line
-from benchmarks.report.tables import count, origin, table
+from benchmarks.report.tables import count, origin, ratio, table
 
 #: Figure -> what it is called, and its digits.
 _FIGURES = {
@@ -21,26 +21,23 @@ _FIGURES = {
 
 
 def render_compare(results: dict, source: str) -> str:
-    """Real and simulated figures by workload, and their ratio."""
+    """Figures by workload: real runs with the smallest and the largest, simulated ones, and their ratio."""
     load = results["load"]
     steps = "that compute, one core each" if load["computes"] else "with simulated steps"
     words = f"{count(load['engines'], 'engine')} {steps}, {count(load['frontends'], 'frontend')}, routing {load['policy']}"
+    names = list(results["real"])
+    fitted = load["fitted"] if results["fit_error"] is not None else None
     rows = []
-    for name in results["real"]:
-        role = "fitted" if name == load["fitted"] and results["fit_error"] is not None else "not seen before"
-        for figure, (called, digits) in _FIGURES.items():
+    for figure, (called, digits) in _FIGURES.items():
+        cells = []
+        for name in names:
             values, found = ([run[figure] for run in side[name]] for side in (results["real"], results["simulated"]))
             middle, simulated = statistics.median(values), statistics.median(found)
-            rows.append(
-                (
-                    f"{name}, {role}",
-                    called,
-                    f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})",
-                    f"{simulated:.{digits}f} ({min(found):.{digits}f} to {max(found):.{digits}f})",
-                    f"{simulated / middle:.2f}" if middle else "",
-                )
-            )
-    return "\n\n".join([origin(results, source, words), table(("workload", "figure", "real", "simulated", "ratio"), rows)])
+            share = f"; {simulated / middle:.2f}" if middle else ""
+            cells.append(f"{ratio(values, digits)}; {simulated:.{digits}f}{share}")
+        rows.append((called, *cells))
+    head = ("real (smallest-largest); simulated; ratio", *(name + ", fitted" * (name == fitted) for name in names))
+    return "\n\n".join([origin(results, source, words), table(head, rows)])
 
 
 def render_scale(results: dict, source: str) -> str:
@@ -76,7 +73,12 @@ def render_scale(results: dict, source: str) -> str:
         "found in prefix caches", "TTFT p50, ms", "p99, ms", "load max/mean", "busiest frontend", "requests, failed, moved",
         "steps off the grid, %",
     )  # fmt: skip
-    return "\n\n".join([origin(results, source, words), table(head, rows)])
+    # What is the same in all runs is told once.
+    columns = dict(zip(head, zip(*rows, strict=True), strict=True))
+    differing = {name: cells for name, cells in columns.items() if len(set(cells)) > 1 or len(rows) == 1}
+    same = "; ".join(f"{name}: {cells[0]}" for name, cells in columns.items() if name not in differing)
+    words += f"; in all rows {same}" if same else ""
+    return "\n\n".join([origin(results, source, words), table(list(differing), list(zip(*differing.values(), strict=True)))])
 
 
 def charts_scale(results: dict) -> dict[str, Chart]:

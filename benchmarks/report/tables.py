@@ -12,7 +12,7 @@ Figure = Callable[[dict], float | None]
 
 
 def origin(results: dict, source: str, load: str) -> str:
-    """Where figures come from.
+    """Where figures come from. The versions of libraries are in the file alone.
 
     Args:
         source: where the results are kept, as the document names it.
@@ -20,20 +20,17 @@ def origin(results: dict, source: str, load: str) -> str:
     """
     machine = results["machine"]
     others = f", {results['others_percent']:.0f} % with other programs meanwhile" if "others_percent" in results else ""
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     lines = [
-        f"From [`{source}`]({source}), measured on {results['date']} at commit `{results['commit'] or 'unknown'}` with",
+        f"From [`{source}`]({source}) ({results['date']}, commit `{results['commit'] or 'unknown'}`):",
         "",
         f"    {results['command']}",
         "",
-        f"- Machine: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']};"
-        f" {abs(results['busy_percent']['all']):.0f} % busy with nothing under load{others}.",
-        f"- Versions: {versions}.",
-        f"- Load: {load}.",
+        f"- {machine['cpu']}, {machine['cores']} cores, {abs(results['busy_percent']['all']):.0f} % busy before{others}; {load}.",
     ]
+    servers: dict[str, list[str]] = {}
     for server in results.get("servers", ()):
-        version = f" {server['version']}" if server.get("version") else ""
-        lines.append(f"- {server['name']}{version}: `{server['command']}`.")
+        servers.setdefault(server["command"], []).append(" ".join(filter(None, (server["name"], server.get("version")))))
+    lines += [f"- {', '.join(names)}: `{command}`." for command, names in servers.items()]
     return "\n".join(lines)
 
 
@@ -48,12 +45,12 @@ def ratios(runs: Sequence[dict], over: tuple[str, Figure], under: tuple[str, Fig
     return [pair[0] / pair[1] for pair in values.values() if len(pair) == 2]
 
 
-def ratio(values: Sequence[float]) -> str:
+def ratio(values: Sequence[float], digits: int = 2) -> str:
     """The median, and how far the pairs lay apart."""
     if not values:
         return "-"
-    spread = f" ({min(values):.2f}-{max(values):.2f})" if len(values) > 1 else ""
-    return f"{statistics.median(values):.2f}{spread}"
+    spread = f" ({min(values):.{digits}f}-{max(values):.{digits}f})" if len(values) > 1 else ""
+    return f"{statistics.median(values):.{digits}f}{spread}"
 
 
 def known_median(values: Iterable[float | None]) -> float | None:
