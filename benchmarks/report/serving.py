@@ -54,7 +54,7 @@ def _absolute(runs: Sequence[dict]) -> str:
     for concurrency in _concurrencies(runs):
         for target in _targets(runs):
             figures = [run["figures"] for run in _of(runs, target, concurrency)]
-            if figures:
+            if any(each["ttft_p50_ms"] is not None for each in figures):
                 medians = [median([each[name] for each in figures]) for name in _FIGURES]
                 rows.append([f"{concurrency:,}", target, *medians])
     num_failed, num_ok = (sum(run["figures"][name] for run in runs) for name in ("num_failed", "num_ok"))
@@ -71,9 +71,12 @@ def _costs(runs: Sequence[dict]) -> list[str]:
             own = [run for run in _of(runs, target, concurrency) if run.get("cpu_us_per_token")]
             if own:
                 cells = [median((run["cpu_us_per_token"].get(name) for run in own), 0) for name in services]
-                messages = median((run["figures"].get("messages_per_token") for run in own), 2)
-                rows.append([target, f"{concurrency:,}", *cells, messages])
-    head = ["target", "streams", *services, "messages per token"]
+                figures = [run["figures"] for run in own]
+                speed = median(each["output_tokens_per_s"] for each in figures)
+                rows.append(
+                    [target, f"{concurrency:,}", *cells, speed, median((each.get("messages_per_token") for each in figures), 2)]
+                )
+    head = ["target", "streams", *services, "output tokens/s", "messages per token"]
     return [section("Processor time per output token, in microseconds", table(head, rows))] if rows else []
 
 

@@ -25,7 +25,8 @@ def origin(results: dict, source: str, load: str) -> str:
         "",
         f"    {results['command']}",
         "",
-        f"- {machine['cpu']}, {machine['cores']} cores, {abs(results['busy_percent']['all']):.0f} % busy before{others}; {load}.",
+        f"- {machine['cpu']}, {count(machine['cores'], 'core')}, {abs(results['busy_percent']['all']):.0f} % busy before{others};"
+        f" {load}.",
     ]
     servers: dict[str, list[str]] = {}
     for server in results.get("servers", ()):
