@@ -31,7 +31,7 @@ def origin(results: dict, source: str, load: str) -> str:
     servers: dict[str, list[str]] = {}
     for server in results.get("servers", ()):
         servers.setdefault(server["command"], []).append(" ".join(filter(None, (server["name"], server.get("version")))))
-    lines += [f"- {', '.join(names)}: `{command}`." for command, names in servers.items()]
+    lines += [f"- {', '.join(names)}: `{command}`." for command, names in servers.items() if command not in results["command"]]
     return "\n".join(lines)
 
 
