@@ -94,7 +94,7 @@ def test_every_page_says_what_github_shows(pages: dict[Path, Html]) -> None:
             assert page.text == wanted.text, path
             assert page.blocks == wanted.blocks, path
             compared += 1
-    assert compared > 80
+    assert compared > 40
 
 
 def test_every_link_leads_somewhere(site: Path, pages: dict[Path, Html]) -> None:
