@@ -5,11 +5,11 @@ from __future__ import annotations
 from statistics import median
 
 from benchmarks.report.plots import Chart, Line
-from benchmarks.report.tables import count, distinct, known_median, origin, section, table
+from benchmarks.report.tables import count, distinct, known_median, origin, ratio, section, table
 
 _WITHIN = (
-    "Where a decoder layer or the whole model is one call of a kernel, the kernel's own clock measures its parts"
-    " (`stage_clock.h`); elsewhere a clock stands around each part. The time of the step is of steps without any clock inside."
+    "Within one call of a kernel, the kernel's own clock measures the parts (`stage_clock.h`). The time of the step is of steps"
+    " without any clock inside."
 )
 
 
@@ -104,13 +104,13 @@ def render_executors(results: dict, source: str) -> str:
         f"steps that occupy a core for {load['step_ms']:g} ms and compute nothing, {load['steps']} of each form in each of"
         f" {count(load['rounds'], 'round')}"
     )
-    rows = []
-    for run in results["runs"]:
-        for form in run["rounds_ms"][0]:
-            more = sorted(one[form] - load["step_ms"] for one in run["rounds_ms"])
-            rows.append((f"{count(run['num_seqs'], 'sequence')}, {form}", f"{median(more):.2f} ({more[0]:.2f} to {more[-1]:.2f})"))
-    head = ("sequences, form", "more than that, ms (median of the rounds, smallest and largest)")
-    return "\n\n".join([origin(results, source, words), table(head, rows)])
+    words += "; what a step takes more than that, median of the rounds, smallest and largest"
+    forms = list(results["runs"][0]["rounds_ms"][0])
+    rows = [
+        [f"{run['num_seqs']}", *(ratio([one[form] - load["step_ms"] for one in run["rounds_ms"]]) for form in forms)]
+        for run in results["runs"]
+    ]
+    return "\n\n".join([origin(results, source, words), table(["sequences, ms", *forms], rows)])
 
 
 def render_ranks(results: dict, source: str) -> str:

@@ -47,7 +47,7 @@ def ratios(runs: Sequence[dict], over: tuple[str, Figure], under: tuple[str, Fig
 
 
 def ratio(values: Sequence[float], digits: int = 2) -> str:
-    """The median, and how far the pairs lay apart."""
+    """The median of ratios or other figures, with the smallest and the largest."""
     if not values:
         return "-"
     spread = f" ({min(values):.{digits}f}-{max(values):.{digits}f})" if len(values) > 1 else ""
