@@ -63,20 +63,24 @@ def _absolute(runs: Sequence[dict]) -> str:
 
 
 def _costs(runs: Sequence[dict]) -> list[str]:
-    """Processor time per token, where it was taken."""
-    services = distinct(name for run in runs for name in run.get("cpu_us_per_token", ()))
-    rows = []
-    for target in _targets(runs):
-        for concurrency in _concurrencies(runs):
-            own = [run for run in _of(runs, target, concurrency) if run.get("cpu_us_per_token")]
-            if own:
-                cells = [median((run["cpu_us_per_token"].get(name) for run in own), 0) for name in services]
-                figures = [run["figures"] for run in own]
-                speed = median(each["output_tokens_per_s"] for each in figures)
-                rows.append(
-                    [target, f"{concurrency:,}", *cells, speed, median((each.get("messages_per_token") for each in figures), 2)]
-                )
-    head = ["target", "streams", *services, "output tokens/s", "messages per token"]
+    """Processor time per token, where it was taken: of the services in order; then tokens, and the messages that brought them."""
+    measured = [run for run in runs if run.get("cpu_us_per_token")]
+    head, columns = ["streams"], [[f"{concurrency:,}" for concurrency in _concurrencies(measured)]]
+    for target in _targets(measured):
+        own = [_of(measured, target, concurrency) for concurrency in _concurrencies(measured)]
+        services = distinct(name for some in own for run in some for name in run["cpu_us_per_token"])
+        figures: dict[str, Callable[[dict], float | None]] = {
+            "tokens/s": lambda run: run["figures"]["output_tokens_per_s"],
+            "messages per token": lambda run: run["figures"].get("messages_per_token"),
+        }
+        known = {name: figure for name, figure in figures.items() if any(figure(run) is not None for some in own for run in some)}
+        head.append("; ".join([f"{target}: {', '.join(services)}", *known]))
+        cells = []
+        for some in own:
+            times = ", ".join(median((run["cpu_us_per_token"].get(name) for run in some), 0) for name in services)
+            cells.append("; ".join([times, *(median(map(figure, some), 2) for figure in known.values())]))
+        columns.append(cells)
+    rows = list(zip(*columns, strict=True))
     return [section("Processor time per output token, in microseconds", table(head, rows))] if rows else []
 
 

@@ -79,7 +79,7 @@ def test_the_command_line_of_each_server_is_told() -> None:
 
 def test_processor_time_per_token_has_a_table_and_of_streams_a_chart() -> None:
     runs = [run_of(TRIPTYCH, 0, 10.0) | {"cpu_us_per_token": {"engine": 4000.0, "gateway": 41.6}}]
-    assert "| Triptych | 8 | 4000 | 42 | 10.0 | - |" in render(results_of(*runs), "results.json")
+    assert "| 8 | 4000, 42; 10.00 |" in render(results_of(*runs), "results.json")
     assert "Processor time" not in render(results_of(run_of(TRIPTYCH, 0, 10.0)), "results.json")
     made = charts(results_of(*runs) | {"kind": "streams"})
     assert [(line.label, line.points) for line in made["cpu"].lines] == [("gateway, Triptych", [(8, 41.6)])]
