@@ -48,10 +48,7 @@ class GatewaySettings(ServiceSettings):
     )
     expected_models: Annotated[
         _Names,
-        Field(
-            description="Names of models, separated by commas, that are known before any of their frontends was reached, because "
-            "they are scaled to zero: a request for one waits `model_wait_s` and gets 503, not 404."
-        ),
+        Field(description="Models that may be scaled to zero: a request for one waits `model_wait_s` and gets 503, not 404."),
     ] = ()
     model_wait_s: Annotated[
         float,
@@ -59,24 +56,15 @@ class GatewaySettings(ServiceSettings):
     ] = 0.0
     model_manager: Annotated[
         Path | None,
-        Field(
-            description="Socket of the model manager of `triptych serve`, which sets it. The gateway asks it to wake models that "
-            "sleep, and serves its administration to operators."
-        ),
+        Field(description="Socket of the model manager of `triptych serve`, which sets it."),
     ] = None
     https_dir: Annotated[
         Path | None,
-        Field(
-            description="Directory with tls.crt and tls.key, e.g. a Secret of cert-manager. It turns on HTTPS. Changed files are "
-            "used without a restart."
-        ),
+        Field(description="Directory with tls.crt and tls.key. It turns on HTTPS."),
     ] = None
     api_key: Annotated[
         Annotated[SecretStr, Field(min_length=1)] | None,
-        Field(
-            description="A key without limits, for a gateway with one user. With this or api_keys_file, all routes but probes, "
-            "/version, /docs and the page at / need `Authorization: Bearer KEY` or `x-api-key: KEY`. Better set by environment."
-        ),
+        Field(description="A key without limits, for a gateway with one user. Better set by environment."),
     ] = None
     api_keys_file: Annotated[
         Path | None,
@@ -84,10 +72,7 @@ class GatewaySettings(ServiceSettings):
     ] = None
     load_metrics_without_key: Annotated[
         bool,
-        Field(
-            description="Answer GET /metrics without a key too, with the engines' load alone (vllm:...): the endpoint picker of an "
-            "inference gateway has no key."
-        ),
+        Field(description="Answer GET /metrics without a key too, with the engines' load alone (vllm:...)."),
     ] = False
     rate_limit_store: Annotated[
         str,
@@ -118,10 +103,9 @@ class GatewaySettings(ServiceSettings):
     allowed_hosts: Annotated[
         _Names,
         Field(
-            description="Names, separated by commas, by which the gateway is reached; *.example.com is all below one, * any. "
-            "Without API keys a request for another host is refused with 403, because a foreign site's page may have sent it (DNS "
-            "rebinding). Addresses, names without a dot, and names that no site can have (.localhost, .local, .internal, .svc) are "
-            "always taken."
+            description="Names by which the gateway is reached without API keys; *.example.com is all below one, * any. Another "
+            "host gets 403 (DNS rebinding). Addresses, names without a dot, and .localhost, .local, .internal and .svc "
+            "are always taken."
         ),
     ] = ()
     max_body_bytes: Annotated[
@@ -130,9 +114,9 @@ class GatewaySettings(ServiceSettings):
     max_live_body_bytes: Annotated[
         _Bytes,
         Field(
-            description="Memory for the bodies of live requests. A body takes two and a half times what has arrived of it until it "
-            "is decoded, then the length of its files until a frontend has answered. Further bodies wait. With API keys, tenants "
-            "have fair shares of it.",
+            description="Memory for the bodies of live requests, in fair shares; further ones wait. A body takes two and a half "
+            "times what has arrived of it until it is decoded, then the length of its files until a frontend has "
+            "answered.",
         ),
     ] = 512 << 20
     body_wait_s: Annotated[
@@ -144,8 +128,8 @@ class GatewaySettings(ServiceSettings):
         Field(
             gt=0,
             le=3600,
-            description="Longest time in which a body arrives, in seconds; then its request is refused with 408. A body that has "
-            "less than 16 KiB for each second after its first ten seconds is refused earlier.",
+            description="Longest time in which a body arrives, in seconds; then 408. One with less than 160 KiB in ten seconds is "
+            "refused earlier.",
         ),
     ] = 300.0
     response_store: Annotated[
@@ -153,8 +137,8 @@ class GatewaySettings(ServiceSettings):
         AfterValidator(check_target),
         Field(
             repr=False,
-            description=f"Where the responses of /v1/responses are kept: {FORMS}. Several gateways share responses through a "
-            "server; SQLite survives a restart. A URL with a password is better set by environment.",
+            description=f"Where the responses of /v1/responses are kept: {FORMS}. A URL with a password is better set by "
+            "environment.",
         ),
     ] = "memory"
     response_ttl_s: Annotated[float, Field(gt=0, le=366 * 86400, description="How long a stored response is kept, in seconds.")] = (
@@ -163,15 +147,15 @@ class GatewaySettings(ServiceSettings):
     response_store_max_bytes: Annotated[
         _Bytes,
         Field(
-            description="Size of all stored responses. When it is reached, the tenant that keeps most loses its oldest. A server "
-            "has a limit of its own.",
+            description="Size of all stored responses; then the tenant that keeps most loses its oldest. A server has a limit of "
+            "its own.",
         ),
     ] = 256 << 20
     max_stored_response_bytes: Annotated[
         _Bytes,
         Field(
-            description="Largest input of a stored response, files included. A larger one is answered, and not stored; if the "
-            "request asks for store, it is refused.",
+            description="Largest input of a stored response, files included. A larger one is not stored, or refused if it asks for "
+            "store.",
         ),
     ] = 16 << 20
     max_background_responses: Annotated[
@@ -187,17 +171,16 @@ class GatewaySettings(ServiceSettings):
         Path | None,
         BeforeValidator(_path_or_none),
         Field(
-            description="Directory of the files of /v1/files, and of the batches that are made from them. Gateways of one machine "
-            "may share it; a network file system is not supported. Without one, files and batches are refused. `triptych serve` "
-            "sets it to `files` in its cache directory, unless that cannot be written; an empty value turns files off."
+            description="Directory of files and batches, on this machine; without one they are refused. `triptych serve` sets it "
+            "to `files` in its cache directory; an empty value turns files off."
         ),
     ] = None
     max_file_bytes: Annotated[_Bytes, Field(description="Largest file; larger ones are refused with 413.")] = 512 << 20
     files_max_bytes: Annotated[
         _Bytes,
         Field(
-            description="Size of all files, each of which counts 4 KiB at least. With API keys, tenants have fair shares of it. "
-            "What finds no room is refused; the output of batches is always kept. 256 MiB of the file system are left free."
+            description="Size of all files, in fair shares. Further ones are refused, but the output of batches. 256 MiB of the "
+            "file system stay free."
         ),
     ] = 8 << 30
     max_batch_requests: Annotated[
@@ -205,7 +188,7 @@ class GatewaySettings(ServiceSettings):
         Field(
             ge=1,
             le=10_000,
-            description="Requests of batches that are answered at the same time. With API keys, tenants have fair shares of them.",
+            description="Requests of batches that are answered at the same time, in fair shares.",
         ),
     ] = 16
     max_websockets: Annotated[
@@ -216,8 +199,7 @@ class GatewaySettings(ServiceSettings):
         Field(
             ge=0,
             le=10_000,
-            description="Tenants with metrics of their own: the first ones that send a request. The others share series with the "
-            "tenant `(other)`.",
+            description="Tenants with metrics of their own: the first that send a request. Others are `(other)`.",
         ),
     ] = 100
     playground: Annotated[bool, Field(description="Serve the playground, a page for chats in the browser, at /.")] = True

@@ -23,8 +23,7 @@ SamplingRatio = Annotated[
     Field(
         ge=0,
         le=1,
-        description="Share of the requests without a trace of their own that are traced, with otlp_traces_endpoint. A request that "
-        "comes with a trace is traced if its caller traces it.",
+        description="Share of the requests without a trace of their own that are traced.",
     ),
 ]
 #: Added to a service's port to get the default of its control port.
@@ -53,8 +52,8 @@ class ServiceSettings(BaseSettings):
     tls_dir: Annotated[
         Path | None,
         Field(
-            description="Directory with tls.crt, tls.key and ca.crt, e.g. a Secret of cert-manager. It turns on mutual TLS at all "
-            "gRPC ports of this service and on its connections to others. Changed files are used without a restart."
+            description="Directory with tls.crt, tls.key and ca.crt. It turns on mutual TLS at all gRPC ports of this service and "
+            "on its connections to others."
         ),
     ] = None
     otlp_traces_endpoint: Annotated[
@@ -88,8 +87,8 @@ class GrpcServiceSettings(ServiceSettings):
         str | None,
         Field(
             pattern=r"^\S+:\d+$",
-            description="host:port by which other services reach this one; by default the host and port that it listens on, or the "
-            "machine's name where it listens on all addresses.",
+            description="host:port by which others reach this service; by default those that it listens on, or the machine's name "
+            "if it listens on all addresses.",
         ),
     ] = None
     registry: Annotated[
@@ -97,8 +96,7 @@ class GrpcServiceSettings(ServiceSettings):
         Field(
             pattern=REGISTRY_URL.pattern,
             repr=False,
-            description="URL of a Valkey or Redis server, e.g. valkey://host:6379/0, where this service is registered while it is "
-            "ready. Services find it there if the same URL is among their addresses.",
+            description="Valkey or Redis server, e.g. valkey://host:6379/0, where this service is registered while it is ready.",
         ),
     ] = None
     control_host: Annotated[str, Field(description="Address of the control port.")] = "127.0.0.1"
@@ -106,8 +104,8 @@ class GrpcServiceSettings(ServiceSettings):
     insecure_grpc: Annotated[
         bool,
         Field(
-            description="Allow gRPC without TLS on an address that other machines reach. Whoever reaches it then needs no API key "
-            "and may act as any tenant, so a network policy or a private network must keep others out."
+            description="Allow gRPC without TLS on an address that other machines reach. Whoever reaches it needs no API key and "
+            "may act as any tenant."
         ),
     ] = False
     metrics_port: Annotated[Port | None, Field(description="Port of GET /metrics for Prometheus; off by default.")] = None
@@ -163,10 +161,7 @@ def _check_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
 #: Targets of services of one kind, separated by commas.
 Targets = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_targets), AfterValidator(_check_targets)]
 #: Common end of the help text of every setting of this type.
-TARGETS_HELP = (
-    "separated by commas; a host name stands for all its addresses, file:/path for those in a file, kubernetes:service:port for a "
-    "Service's pods, valkey://host:port for those in a registry"
-)
+TARGETS_HELP = "separated by commas; or dns:name:port, file:/path, kubernetes:service:port, valkey://host:port"
 
 
 def read_settings(program: str, cls: type[S]) -> S:

@@ -40,15 +40,15 @@ class EngineSettings(GrpcServiceSettings):
     quantization: Annotated[
         Literal["none", "int8", "int4"],
         Field(
-            description="Store the weights of linear layers in 8 or 4 bits, on CPUs. int8: faster, a little less exact. "
-            "int4: the smallest; it loses more than a file that was quantised with care."
+            description="Store the weights of linear layers in 8 or 4 bits, on CPUs. int8: faster, a little less exact. int4: "
+            "smallest, loses more than a file quantised with care."
         ),
     ] = "none"
     batch_invariant: Annotated[
         bool,
         Field(
             description="Compute a token's logits to the same bits whatever is computed with it, so that greedy and seeded answers "
-            "repeat. A model whose logits still differ is refused. On CPUs, float32 and quantised weights can get slower by it."
+            "repeat. A model that cannot is refused. float32 and quantised weights can get slower."
         ),
     ] = False
     vllm_grpc: Annotated[
@@ -61,9 +61,8 @@ class EngineSettings(GrpcServiceSettings):
     kv_events: Annotated[
         str | None,
         Field(
-            description="Where to publish what the prefix cache holds, over ZeroMQ as vLLM does, for routers, e.g. tcp://*:5557. "
-            "Without a wildcard, the engine connects to the address. Who listens learns the tokens of all prompts. It needs the "
-            "packages pyzmq and msgspec."
+            description="Where to publish what the prefix cache holds, over ZeroMQ as vLLM does, e.g. tcp://*:5557. Who listens "
+            "learns the tokens of all prompts. It needs pyzmq and msgspec."
         ),
     ] = None
     kv_events_replay: Annotated[
@@ -76,19 +75,17 @@ class EngineSettings(GrpcServiceSettings):
     distributed_executor_backend: Annotated[
         Literal["uni", "mp"],
         Field(
-            description="Where the model is computed: in the engine's own process (uni), or in a process of its own (mp), as vLLM "
-            "calls them. With mp, a crash or a hang there ends at most the request that is the reason: the process is replaced, "
-            "which takes as long as loading, and the other sequences are computed again. It schedules asynchronously, so without "
-            "prompt_lookup."
+            description="Where the model is computed: in the engine's process (uni), or in one of its own (mp), as vLLM calls "
+            "them. With mp, a process that crashes or hangs is replaced, and ends at most the request that is the reason. "
+            "Without prompt_lookup."
         ),
     ] = "uni"
     tensor_parallel_size: Annotated[
         int,
         Field(
             ge=1,
-            description="Processes that compute the model together, each with a share of its weights and, in most families, of the "
-            "KV cache: on a CPU "
-            "with a part of the cores, on GPUs with one each. With more than one, distributed_executor_backend is mp.",
+            description="Processes that compute the model together, with a share of its weights each: on a CPU with a part of the "
+            "cores, on GPUs with one each. With more than one, distributed_executor_backend is mp.",
         ),
     ] = 1
     nnodes: Annotated[
@@ -96,8 +93,7 @@ class EngineSettings(GrpcServiceSettings):
         Field(
             ge=1,
             description="Hosts among which the ranks of tensor_parallel_size are divided equally. Each runs an engine with the "
-            "same nnodes, master_port, node_key_file and model, and with its own node_rank. All must be in a network that nobody "
-            "else reaches: what the ranks exchange is not encrypted.",
+            "same settings and its own node_rank, in a network that nobody else reaches.",
         ),
     ] = 1
     node_rank: Annotated[
@@ -115,8 +111,8 @@ class EngineSettings(GrpcServiceSettings):
     simulate: Annotated[
         Path | None,
         Field(
-            description="File with the costs of an engine's steps: this one computes nothing, takes that long, and answers with "
-            "made-up words. For load tests and routing."
+            description="File with the costs of steps: this engine computes nothing, takes that long, and answers with made-up "
+            "words."
         ),
     ] = None
     device: Annotated[str, Field(description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")] = "auto"
@@ -140,18 +136,15 @@ class EngineSettings(GrpcServiceSettings):
         float,
         Field(
             gt=0,
-            description="Longest step while other requests decode, in milliseconds; prompts are cut to fit. The first twelve steps "
-            "after a time without decoding may take longer if several prompts wait, up to five times as long.",
+            description="Longest step while others decode, in milliseconds; prompts are cut to fit. The first twelve steps after a "
+            "pause may take up to five times as long.",
         ),
     ] = 70.0
     max_waiting: Annotated[int, Field(ge=0, description="Requests that may wait; further ones are refused.")] = 2048
     cuda_graphs: Annotated[bool, Field(description="Record decode steps once and replay them; on a GPU.")] = True
     async_scheduling: Annotated[
         bool | None,
-        Field(
-            description="Schedule a step while the one before it runs, so that the device does not wait; by default on a GPU, "
-            "and with distributed_executor_backend mp."
-        ),
+        Field(description="Schedule a step while the one before it runs; by default on a GPU, and with mp."),
     ] = None
     block_size: Annotated[int, Field(ge=1, le=256, description="Tokens per KV block.")] = 16
     kv_cache_memory: Annotated[
@@ -164,8 +157,8 @@ class EngineSettings(GrpcServiceSettings):
     memory_limit: Annotated[
         Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)] | None,
         Field(
-            description="Memory that the engine may take on a CPU, weights and KV cache included; by default what is available at "
-            "its start. `triptych serve` divides the available memory among its services."
+            description="Memory that the engine may take on a CPU, weights and KV cache included; by default what is available. "
+            "`triptych serve` sets it."
         ),
     ] = None
     memory_utilization: Annotated[
@@ -187,22 +180,22 @@ class EngineSettings(GrpcServiceSettings):
     prefault_kv_cache: Annotated[
         bool,
         Field(
-            description="Touch the memory of the KV cache, on a CPU, and kv_offloading_memory in the background after the start, "
-            "up to 1 GiB of each. Without it, the first prompts that use a part of them take longer."
+            description="Touch the memory of the KV cache, on a CPU, and of kv_offloading_memory after the start, up to 1 GiB of "
+            "each. Without it, the first prompts take longer."
         ),
     ] = True
     kv_offloading_memory: Annotated[
         Annotated[int, BeforeValidator(parse_bytes), Field(ge=1 << 20)] | None,
         Field(
-            description="Memory of the host for prefixes that the KV cache evicts, e.g. 4G: a prompt that begins with one is "
-            "loaded instead of computed. By default none, and 1G where kv_role is not both."
+            description="Memory of the host for prefixes that the KV cache evicts, e.g. 4G. By default none, and 1G where kv_role "
+            "is not both."
         ),
     ] = None
     kv_offloading_dir: Annotated[
         Path | None,
         Field(
-            description="Directory for prefixes that do not fit into kv_offloading_memory either. They are still there after a "
-            "restart. Each engine that is given it has a part of its own. Whoever can read it can learn what was asked."
+            description="Directory for prefixes that do not fit into kv_offloading_memory either. Whoever can read it can learn "
+            "what was asked."
         ),
     ] = None
     kv_offloading_dir_size: Annotated[
@@ -210,15 +203,15 @@ class EngineSettings(GrpcServiceSettings):
         BeforeValidator(parse_bytes),
         Field(
             gt=0,
-            description="Most bytes of this engine in kv_offloading_dir, e.g. 100G. Blocks of other models or settings, which an "
-            "engine left there before, do not count.",
+            description="Most bytes of this engine in kv_offloading_dir, e.g. 100G. Blocks of other models or settings do not "
+            "count.",
         ),
     ] = 16 << 30
     kv_role: Annotated[
         Literal["both", "prefill", "decode"],
         Field(
-            description="What this engine computes where there are others for the rest. prefill: long prompts, whose KV cache the "
-            "engines that decode fetch. decode: output, and short prompts. Each engine can compute all of it."
+            description="What this engine computes while there are others for the rest. prefill: long prompts. decode: output, and "
+            "short prompts."
         ),
     ] = "both"
     kv_peer_addresses: Annotated[
@@ -229,8 +222,8 @@ class EngineSettings(GrpcServiceSettings):
         BeforeValidator(parse_bytes),
         Field(
             gt=0,
-            description="Memory for embeddings of media that wait to be computed, in bytes. Embeddings that were computed are kept "
-            "beside it until their request ends, at most about one for each token of the KV cache.",
+            description="Memory for embeddings of media that wait to be computed. Those that were computed are kept beside it "
+            "until their request ends.",
         ),
     ] = 256 << 20
     encoder_addresses: Annotated[
@@ -242,15 +235,15 @@ class EngineSettings(GrpcServiceSettings):
     prompt_lookup: Annotated[
         bool,
         Field(
-            description="Guess the next tokens where a text repeats itself, and verify them in one step, on a CPU and without "
-            "async_scheduling. It is used only while it makes tokens come faster. With batch_invariant it changes no text."
+            description="Guess the next tokens where a text repeats itself, and verify them in one step, while that is faster; on "
+            "a CPU, without async_scheduling."
         ),
     ] = True
     lora_dir: Annotated[
         Path | None,
         Field(
-            description="Directory of adapters (LoRA) in PEFT's form, one in each subdirectory. Requests name the adapter as "
-            "`model:subdirectory`. Adapters may be added, replaced and removed at any time."
+            description="Directory of adapters (LoRA) in PEFT's form, one in each subdirectory, which requests name as "
+            "`model:subdirectory`."
         ),
     ] = None
     max_loras: Annotated[

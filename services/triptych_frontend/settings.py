@@ -26,10 +26,7 @@ class FrontendSettings(MediaLimitSettings):
     )
     routing: Annotated[
         Literal["prefix", "least-load", "round-robin"],
-        Field(
-            description="Which engine gets a request. prefix: the one where it costs least, by what its prefix cache lacks of the "
-            "prompt and by its load."
-        ),
+        Field(description="Which engine gets a request. prefix: by what its prefix cache has of the prompt, and by its load."),
     ] = "prefix"
     max_model_len: Annotated[
         int | None, Field(ge=1, description="Longest sequence in tokens; by default the engine's. Never more than the engine's.")

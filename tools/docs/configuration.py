@@ -28,22 +28,22 @@ _MACHINE_DEFAULTS = {
 }
 #: Settings that several services inherit: title, introduction, class.
 _SHARED = (
-    ("Every service", "In the names of variables, `<SERVICE>` is `GATEWAY`, `FRONTEND`, `ENCODER` or `ENGINE`.", ServiceSettings),
+    ("Every service", "Variables begin with `TRIPTYCH_<SERVICE>_`.", ServiceSettings),
     ("Frontend, encoder and engine", "The services that speak gRPC have these as well.", GrpcServiceSettings),
     ("Frontend and encoder", "Limits of media. Set them alike for both: the frontend refuses first.", MediaLimitSettings),
 )
 _HEAD = """# Configuration
 
-This page is generated from the settings classes by `make docs`. Do not edit it by hand.
+`make docs` writes this page from the settings classes.
 
-- `triptych serve` takes the options of the [first table](#triptych-serve).
-- `triptych serve` also takes each setting of a service, with the service's name in front: `--engine.max-num-seqs 64`.
-- `triptych serve` also takes [flags of vLLM, SGLang and llama.cpp](#flags-of-other-servers).
-- `triptych engine`, `triptych encoder`, `triptych frontend` and `triptych gateway` start one service and take its flags.
-- Each setting is also an environment variable. A flag wins over the variable.
-- A boolean setting is two flags: `--access-log` and `--no-access-log`.
-- A setting of the type `bytes` may have a unit: `512M`, `2GiB`.
-- A value out of range, an unknown flag and an unknown `TRIPTYCH_<SERVICE>_*` variable end the start with a message that names them.
+| where | a setting is written |
+|---|---|
+| `triptych engine`, `encoder`, `frontend`, `gateway` | `--max-num-seqs 64`; a boolean is `--access-log` or `--no-access-log` |
+| `triptych serve` | `--engine.max-num-seqs 64`. [More](#triptych-serve), and [other servers' flags](#flags-of-other-servers) |
+| the environment | `TRIPTYCH_ENGINE_MAX_NUM_SEQS=64`: the service and the flag, in capitals with `_`. A flag wins |
+
+A number of bytes may have a unit: `512M`, `2GiB`. A list is separated by commas. A value out of range, an unknown flag and an
+unknown `TRIPTYCH_<SERVICE>_*` variable end the start with a message that names them.
 """
 _ELSEWHERE = """## Other environment variables
 
@@ -58,8 +58,8 @@ _ELSEWHERE = """## Other environment variables
 """
 _FOREIGN = """## Flags of other servers
 
-`triptych serve` translates flags of vLLM, SGLang and llama.cpp that mean the same. A flag of Triptych for the same setting wins. A
-flag that is ignored is named on standard error. The refused flags of this table end the start.
+`triptych serve` translates flags of vLLM, SGLang and llama.cpp that mean the same. A flag of Triptych for the same setting wins.
+Ignored flags are named on standard error. Refused ones end the start, but for the values in brackets.
 """
 
 
@@ -67,12 +67,12 @@ def document() -> str:
     """The whole page."""
     parts = [_HEAD, "## triptych serve\n", "\n".join(_serve_rows()) + "\n"]
     for title, text, cls in _SHARED:
-        parts += [f"## {title}\n\n{text}\n", "\n".join(_setting_rows(cls, "TRIPTYCH_<SERVICE>_", _shared(cls))) + "\n"]
+        parts += [f"## {title}\n\n{text}\n", "\n".join(_setting_rows(cls, _shared(cls))) + "\n"]
     for service in reversed(SERVICES):
         cls = settings_class(service)
         prefix = str(cls.model_config.get("env_prefix", ""))
-        parts.append(f"## {service.capitalize()}\n\n`triptych {service}`; environment variables begin with `{prefix}`.\n")
-        parts.append("\n".join(_setting_rows(cls, prefix, _own(cls), service)) + "\n")
+        parts.append(f"## {service.capitalize()}\n\nVariables begin with `{prefix}`.\n")
+        parts.append("\n".join(_setting_rows(cls, _own(cls), service)) + "\n")
     return "\n".join([*parts, _FOREIGN, "\n".join(_foreign_rows()) + "\n", _ELSEWHERE])
 
 
@@ -99,12 +99,16 @@ def _serve_rows() -> Iterator[str]:
 
 
 def _foreign_rows() -> Iterator[str]:
-    yield "| flag | here |"
-    yield "|---|---|"
+    #: What a flag means here -> the flags.
+    alike: dict[str, list[str]] = {}
     for written, flag in FOREIGN_FLAGS.items():
         # Triptych's own options, whose values alone differ.
         if flag.flags != (written.removeprefix("--"),) or written == "--model":
-            yield _row(f"`{written}`", _meaning(flag).replace("|", r"\|"))
+            neutral = f" ({', '.join(f'`{value}`' for value in flag.neutral)})" if flag.neutral and not flag.flags else ""
+            alike.setdefault(_meaning(flag).replace("|", r"\|"), []).append(f"`{written}`{neutral}")
+    yield "| flag | here |"
+    yield "|---|---|"
+    yield from (_row(", ".join(flags), meaning) for meaning, flags in alike.items())
 
 
 def _meaning(flag: ForeignFlag) -> str:
@@ -114,19 +118,17 @@ def _meaning(flag: ForeignFlag) -> str:
         return f"`--{flag.values['true']}`"
     if flag.flags:
         return ", ".join("the argument `MODEL`" if name == "models" else f"`--{name}`" for name in flag.flags)
-    alike = f", except `{'`, `'.join(flag.neutral)}`" if flag.neutral else ""
-    return f"refused{alike}: {flag.why}"
+    return f"refused: {flag.why}"
 
 
-def _setting_rows(cls: type[ServiceSettings], prefix: str, names: Iterable[str], service: str = "") -> Iterator[str]:
-    yield "| flag | environment variable | type | default | meaning |"
-    yield "|---|---|---|---|---|"
+def _setting_rows(cls: type[ServiceSettings], names: Iterable[str], service: str = "") -> Iterator[str]:
+    yield "| flag | type | default | meaning |"
+    yield "|---|---|---|---|"
     for name in names:
         info = cls.model_fields[name]
         default = _MACHINE_DEFAULTS.get((service, name)) or _default(name, info)
         meaning = (info.description or "").replace("|", r"\|")
-        flag, variable = f"`--{name.replace('_', '-')}`", f"`{prefix}{name.upper()}`"
-        yield _row(flag, variable, _type(info), default, meaning)
+        yield _row(f"`--{name.replace('_', '-')}`", _type(info), default, meaning)
 
 
 def _row(*cells: str) -> str:
@@ -162,7 +164,7 @@ def _type(info: FieldInfo) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) and value >= 1_000_000 else f"{value:g}"
+    return f"{value:,.0f}" if value >= 1_000_000 else f"{value:g}"
 
 
 def _size(value: float) -> str:
@@ -188,7 +190,7 @@ def _kind(annotation: Any) -> str:
     if origin is list:
         return "text, may be repeated"
     if origin is tuple:
-        return "list, separated by commas"
+        return "list"
     return {bool: "bool", int: "int", float: "float", Path: "path", SecretStr: "secret"}.get(annotation, "text")
 
 
@@ -199,7 +201,7 @@ def _default(name: str, info: FieldInfo) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, (int, float)):
-        return _size(value) if name.endswith(("_bytes", "_memory")) else _number(value)
+        return _size(value) if _is_bytes(info) or name.endswith("_bytes") else _number(value)
     return f"`{','.join(value) if isinstance(value, tuple) else value}`"
 
 
