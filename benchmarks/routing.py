@@ -6,7 +6,7 @@
 
 A third of the users ask about a document of their own, a third are agents with tools in a long system prompt in common, a third
 share a system prompt. Each waits for the answer before the next turn. Everything is real but the computation: the engines' steps
-take the time that the file says (docs/operations.md#simulated-engines).
+take the time that the file says (docs/scaling.md#simulated-engines).
 
 Measured are the share of prompt tokens that the engines found in their prefix caches, TTFT, and the load of the engines, largest by
 mean, each averaged over the sitting. Beside the policies runs one engine with the memory of all and steps that are as many times

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -32,7 +33,9 @@ FRAMEWORKS = {
     "pydantic_ai_app.py": ("pydantic-ai-slim[openai]>=2",),
     "openai_parse_app.py": ("openai>=3",),
 }
-#: The same for programs that ask a scripted stack, too.
+#: Page of docs/ -> the program whose environment its own programs need.
+PAGES = {"langchain": "langchain_app.py", "litellm": "litellm_app.py", "pydantic-ai": "pydantic_ai_app.py"}
+#: As FRAMEWORKS, for programs that ask a scripted stack, too.
 AGENTS = {
     "agents_app.py": ("openai-agents>=0.24",),
     "codex_app.py": ("openai>=3",),
@@ -106,6 +109,16 @@ def run(*command: str | Path, cwd: Path | None = None, **environment: str) -> st
 def test_framework(program: str, served: Stack, cache: Path) -> None:
     python = python_environment(cache / program.removesuffix(".py"), *FRAMEWORKS[program])
     assert run(python, PROGRAMS / program, f"{served.url}/v1", DEFAULT_MODEL).endswith("ok\n")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_program_of_a_page(page: str, served: Stack, cache: Path) -> None:
+    program = PAGES[page]
+    python = python_environment(cache / program.removesuffix(".py"), *FRAMEWORKS[program])
+    text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    printed = run(python, "-c", shown.replace("http://127.0.0.1:8000", served.url), NO_PROXY="127.0.0.1")
+    assert "Paris" in printed.splitlines()[0]
 
 
 @pytest.mark.parametrize("program", AGENTS)

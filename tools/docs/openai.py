@@ -2,13 +2,14 @@
 
 The tables come from the OpenAPI document of the application, so a route is on the page as soon as it is registered. The prose
 around them is in `openai_page.txt` beside this file, in which `{{routes}}`, `{{bodies}}` and `{{objects}}` stand for the tables.
+Rows that many sections have alike are told once, in the first one; the others name the fields and link to it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,14 @@ FILE = ROOT / "docs" / "openai.md"
 TEMPLATE = Path(__file__).with_name("openai_page.txt")
 
 Json = dict[str, Any]
+#: Name, type and meaning of a field.
+Field = tuple[str, str, str]
 _REF = "#/components/schemas/"
 _METHODS = ("get", "post", "delete", "put", "patch")
+#: So many fields that a section has in common with an earlier one are told there only.
+_FEWEST_IN_COMMON = 2
+#: So many reasons of refusals are one sentence; more are a list.
+_MOST_IN_LINE = 3
 
 
 def document() -> str:
@@ -42,6 +49,8 @@ class Page:
         self._schemas: Json = openapi["components"]["schemas"]
         #: Objects in bodies, in the order in which they are named first.
         self._objects: dict[str, None] = {}
+        #: A field -> the section that was first to have it.
+        self._told: dict[Field, str] = {}
 
     def render(self, template: str) -> str:
         """The template with the tables in it."""
@@ -65,21 +74,25 @@ class Page:
             yield _row(f"`{method} {path}`", about.split("\n\n")[0])
 
     def _bodies(self) -> Iterator[str]:
-        #: Body -> the route that was first to take it.
-        known: dict[str, str] = {}
+        #: The schema's name of a body -> the routes that take it.
+        takers: dict[str, list[str]] = {}
+        #: Route -> the schema of a body that no other route takes. A route that reads forms has it in the operation.
+        forms: dict[str, Json] = {}
         for method, path, operation in self._operations():
             for name in self._body_names(operation):
-                yield f"### {method} {path}\n"
-                if name in known:
-                    yield f"The body is that of `{known[name]}`.\n"
-                    continue
-                known[name] = path
-                yield from self._tables(self._schemas[name])
-            # A route that reads its body by itself, as forms, has the schema in the operation.
+                takers.setdefault(name, []).append(f"{method} {path}")
             for content in operation.get("requestBody", {}).get("content", {}).values():
                 if "properties" in content["schema"]:
-                    yield f"### {method} {path}\n"
-                    yield from self._tables(content["schema"])
+                    forms[f"{method} {path}"] = content["schema"]
+        bodies = {routes[0]: (self._schemas[name], routes[1:]) for name, routes in takers.items()}
+        bodies |= {route: (schema, []) for route, schema in forms.items()}
+        for method, path, _ in self._operations():
+            if (route := f"{method} {path}") in bodies:
+                schema, others = bodies[route]
+                yield f"### {route}\n"
+                if others:
+                    yield f"The same body: {', '.join(f'`{other}`' for other in others)}.\n"
+                yield from self._fields(schema, route, _table)
 
     def _body_names(self, operation: Json) -> Iterator[str]:
         contents = operation.get("requestBody", {}).get("content", {}).values()
@@ -93,29 +106,37 @@ class Page:
             for name in names:
                 told.add(name)
                 schema = self._schemas[name]
-                yield f"### {_title(name)}\n\n{_one_line(schema.get('description', ''))}\n"
-                yield from self._tables(schema)
+                yield f"### {_title(name)}\n"
+                yield f"{_one_line(schema.get('description', ''))}{_constants(schema)}\n"
+                yield from self._fields(schema, _title(name), _list)
 
-    def _tables(self, schema: Json) -> Iterator[str]:
-        """A table of the fields that are honoured, and one of those that are refused."""
-        required = schema.get("required", [])
-        fields: Json = schema.get("properties", {})
+    def _fields(self, schema: Json, section: str, written: Callable[[Iterable[Field]], Iterator[str]]) -> Iterator[str]:
+        """The fields that are honoured, and those that are refused."""
+        fields: Json = {name: field for name, field in schema.get("properties", {}).items() if not _is_constant(field)}
         honoured = {name: field for name, field in fields.items() if "x-unsupported" not in field}
-        if honoured:
-            yield "| field | type | meaning |"
-            yield "|---|---|---|"
-            for name, field in honoured.items():
-                needed = "Required. " if name in required else ""
-                yield _row(f"`{name}`", self._type(field), needed + _description(field))
+        rows = {name: self._field(name, field, schema) for name, field in honoured.items()}
+        common = self._in_common(rows, section)
+        shared = {name for names in common.values() for name in names}
+        if own := [row for name, row in rows.items() if name not in shared]:
+            yield from written(own)
             yield ""
-        if len(honoured) < len(fields):
-            yield "| refused | values taken | instead |"
-            yield "|---|---|---|"
-            for name, field in fields.items():
-                if name not in honoured:
-                    taken = ", ".join(_code(value) for value in field["enum"])
-                    yield _row(f"`{name}`", taken, field["x-unsupported"])
-            yield ""
+        if common:
+            alike = (f"[{other}](#{_anchor(other)}): {', '.join(f'`{name}`' for name in names)}" for other, names in common.items())
+            yield f"As in {'; '.join(alike)}.\n"
+        if refused := {name: field for name, field in fields.items() if name not in honoured}:
+            yield from _refusals(refused)
+
+    def _field(self, name: str, field: Json, schema: Json) -> Field:
+        needed = "Required. " if name in schema.get("required", []) else ""
+        return f"`{name}`", self._type(field), (needed + _description(field)).strip()
+
+    def _in_common(self, rows: dict[str, Field], section: str) -> dict[str, list[str]]:
+        """The fields that earlier sections have, too, by section, where these are more than a few."""
+        common: dict[str, list[str]] = {}
+        for name, row in rows.items():
+            if (first := self._told.setdefault(row, section)) != section:
+                common.setdefault(first, []).append(name)
+        return {first: names for first, names in common.items() if len(names) >= _FEWEST_IN_COMMON}
 
     def _type(self, schema: Json) -> str:
         """A readable type, with its range. Objects are links to their sections."""
@@ -142,14 +163,53 @@ class Page:
         if "properties" not in self._schemas[name]:
             return self._type(self._schemas[name])
         self._objects.setdefault(name)
-        title = _title(name)
-        return f"[{title}](#{re.sub(r'[()]', '', title).replace(' ', '-').lower()})"
+        return f"[{_title(name)}](#{_anchor(_title(name))})"
 
 
 def _title(name: str) -> str:
     """The heading of an object. Classes of the same name are told apart by their modules: `a__b__Name` is `Name (b)`."""
     *modules, own = name.split("__")
     return f"{own} ({modules[-1]})" if modules else own
+
+
+def _anchor(heading: str) -> str:
+    """The anchor that GitHub gives to a heading."""
+    return re.sub(r"[^\w -]", "", heading).replace(" ", "-").lower()
+
+
+def _is_constant(field: Json) -> bool:
+    return "const" in field and not field.get("description")
+
+
+def _constants(schema: Json) -> str:
+    """The fields that can have one value only, in words."""
+    constants = {name: field["const"] for name, field in schema.get("properties", {}).items() if _is_constant(field)}
+    missing = {name: "" if name in schema.get("required", []) else ", or left out" for name in constants}
+    return "".join(f" `{name}`: {_code(value)}{missing[name]}." for name, value in constants.items())
+
+
+def _table(fields: Iterable[Field]) -> Iterator[str]:
+    yield "| field | type | meaning |"
+    yield "|---|---|---|"
+    yield from (_row(*field) for field in fields)
+
+
+def _list(fields: Iterable[Field]) -> Iterator[str]:
+    for name, kind, meaning in fields:
+        yield f"- {name}: {kind}." + (f" {_one_line(meaning)}" if meaning else "")
+
+
+def _refusals(fields: Json) -> Iterator[str]:
+    """The fields that are refused: those with the same reason together, with the values that are taken beside null."""
+    reasons: dict[str, list[str]] = {}
+    for name, field in fields.items():
+        taken = ", ".join(_code(value) for value in field["enum"] if value is not None)
+        reasons.setdefault(field["x-unsupported"], []).append(f"`{name}`" + (f" ({taken})" if taken else ""))
+    refusals = [", ".join(names) + (f": {_one_line(reason)}" if reason else "") for reason, names in reasons.items()]
+    if len(refusals) > _MOST_IN_LINE:
+        yield from ("Refused:\n", *(f"- {refusal}" for refusal in refusals), "")
+    else:
+        yield f"Refused: {'; '.join(refusals)}.\n"
 
 
 def _description(field: Json) -> str:

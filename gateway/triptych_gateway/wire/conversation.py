@@ -38,7 +38,7 @@ class MediaPart(HistorySchema):
     """Fields that all media parts have."""
 
     uuid: str | None = optional(
-        "Your own name for this content. A later request may send the name alone, without the content.",
+        "Your own name for this content. A later request may send it alone.",
         min_length=1,
         max_length=256,
     )

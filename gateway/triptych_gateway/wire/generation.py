@@ -30,7 +30,7 @@ MAX_TEXTS = 4096
 #: Fields of StructuredOutputs of which one is given, as clients name them.
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
-_SPACES = "JSON always has at most one space between its tokens, so that they are not filled with newlines"
+_SPACES = "JSON always has at most one space between its tokens"
 
 
 class JsonSchemaFormat(Schema):
@@ -144,8 +144,8 @@ class GenerationRequest(Schema):
     priority: int | None = optional("Lower runs first. Default 0.", ge=-(2**31), le=2**31 - 1)
     cache_salt: str | None = optional("Prefix-cache blocks are shared only between requests of the same salt.", min_length=1)
     prompt_cache_key: str | None = optional(
-        "What the request belongs to: those with the same key go to the same engine where several cost about the same, unless they "
-        "have media. The prefix cache finds equal prompts without it; cache_salt keeps them apart.",
+        "Requests with the same key go to the same engine where several cost about the same, unless they have media. The prefix "
+        "cache finds equal prompts without it; cache_salt keeps them apart.",
         max_length=MAX_AFFINITY_KEY_CHARS,
     )
     return_token_ids: bool | None = optional("Send the ids of the output tokens as `token_ids` of each choice.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from support.stack import Stack, running_stack
 from triptych_common.settings import DEFAULT_MODEL
 
 pytestmark = [pytest.mark.long, pytest.mark.model]
-_EXAMPLES = Path(__file__).parents[3] / "examples"
+_ROOT = Path(__file__).parents[3]
+_EXAMPLES = _ROOT / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +58,11 @@ def test_an_answer_from_files(stack: Stack) -> None:
     answer, read_in = run(stack, "answer_from_files.py", "Who repairs the espresso machine?").splitlines()
     assert "Henrik" in answer
     assert read_in == "Read in: machine.txt"
+
+
+def test_the_program_of_the_page_about_embeddings(stack: Stack) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (_ROOT / "docs" / "embeddings.md").read_text(), re.DOTALL)
+    program = program.replace("http://127.0.0.1:8000", stack.url)
+    environment = os.environ | {"NO_PROXY": "127.0.0.1"}
+    result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert result.stdout == "True\n1\n", result.stderr

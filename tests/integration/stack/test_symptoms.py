@@ -1,4 +1,4 @@
-"""What docs/operations.md lists under "What to do when": real processes show each symptom, and say what the page quotes."""
+"""What docs/troubleshooting.md lists under "By symptom": real processes show each symptom, and say what the page quotes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.processes.suite import ServiceProcess, Suite
 from triptych_cli.stack.ports import free_port
 from triptych_common.rpc.security.roles import Role
 
-PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
 #: Longest wait for a service to start, or to say something, on a busy machine, in seconds.
 _WAIT_S = 120.0
 #: Texts that a service said.
@@ -34,7 +34,7 @@ Said = list[str]
 
 def rows() -> dict[str, Said]:
     """Symptom -> what the page quotes. `…` in a quote stands for anything."""
-    section = PAGE.read_text().split("\n## What to do when\n")[1].split("\n## ")[0]
+    section = PAGE.read_text().split("\n## By symptom\n")[1].split("\n## ")[0]
     cells = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     return {symptom: re.findall("“([^”]+)”", says) for symptom, says, _ in cells[1:]}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from docs.openai import FILE, Page, document
 from fastapi.routing import APIRoute
@@ -25,9 +27,23 @@ def section(page: str, heading: str) -> str:
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """Field -> its cells."""
+    """Field -> its cells, from a table or a list."""
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
+    text = text.split("Refused:")[0]
+    lines += [list(found) for found in re.findall(r"^- (`\w+`): (.+?)\.(?: (.*))?$", text, re.MULTILINE)]
     return {cells[0].strip("`"): cells for cells in lines}
+
+
+def in_common(text: str) -> set[str]:
+    """The fields that an earlier section tells."""
+    return {name for line in re.findall("^As in .*$", text, re.MULTILINE) for name in re.findall(r"`(\w+)`", line)}
+
+
+def refused(text: str) -> set[str]:
+    """The fields that are refused: names in code at the beginning of an entry, of a sentence or of a list."""
+    entries = re.split(r"; (?=`)|\n- ", text.split("Refused:")[1])
+    names = [re.sub(r" \([^)]*\)", "", entry.split(": ")[0]) for entry in entries]
+    return {name for part in names for name in re.findall(r"`(\w+)`", part)}
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
@@ -35,16 +51,24 @@ def test_every_route_is_on_the_page(page: str, route: APIRoute) -> None:
     assert all(f"| `{method} {route.path_format}` |" in page for method in route.methods)
 
 
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.body_field], ids=lambda route: route.path)
+def test_every_body_has_a_section(page: str, route: APIRoute) -> None:
+    (method,) = route.methods
+    name = f"{method} {route.path_format}"
+    assert f"\n### {name}\n" in page or re.search(rf"^The same body: .*`{re.escape(name)}`", page, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("heading", "schema"),
     [("POST /v1/chat/completions", ChatCompletionRequest), ("POST /v1/completions", CompletionRequest), ("Message", Message)],
 )
 def test_fields_are_in_the_table_where_they_belong(page: str, heading: str, schema: type[BaseModel]) -> None:
-    honoured, _, refused = section(page, heading).partition("| refused |")
+    text = section(page, heading)
     no_ops = {name for name, info in schema.model_fields.items() if any(isinstance(mark, NoOp) for mark in info.metadata)}
-    assert set(rows(refused)) == no_ops
-    assert set(rows(honoured)) == set(schema.model_fields) - no_ops
-    undescribed = [name for name, cells in rows(honoured).items() if not cells[2]]
+    assert refused(text) == no_ops
+    assert set(rows(text)) | in_common(text) == set(schema.model_fields) - no_ops
+    assert not set(rows(text)) & in_common(text)
+    undescribed = [name for name, cells in rows(text).items() if not cells[2]]
     assert undescribed == []
 
 
@@ -55,13 +79,22 @@ def test_rows_say_type_range_and_meaning(page: str) -> None:
     assert chat["seed"][1] == "integer, -2^63 to 2^63 - 1"
     assert chat["messages"][1:] == ["list (1 to 4,096) of [Message](#message)", "Required. The conversation."]
     assert chat["service_tier"][1] == '`"auto"`, `"default"`'
-    assert chat["store"][1:] == ["`null`, `false`", ""]
-    assert chat["functions"][1:] == ["`null`, `[]`", "deprecated; send tools"]
+    text = section(page, "POST /v1/chat/completions")
+    assert "`store` (`false`)" in text
+    assert "\n- `functions` (`[]`): deprecated; send tools\n" in text
     assert rows(section(page, "JsonSchemaFormat"))["schema"][1] == "object"
 
 
 def test_a_body_of_two_routes_is_told_once(page: str) -> None:
-    assert "The body is that of `/v1/chat/completions`." in section(page, "POST /v1/chat/completions/render")
+    assert "The same body: `POST /v1/chat/completions/render`." in section(page, "POST /v1/chat/completions")
+    assert "### POST /v1/chat/completions/render" not in page
+
+
+def test_a_field_of_two_routes_is_told_once(page: str) -> None:
+    text = section(page, "POST /v1/completions")
+    assert "As in [POST /v1/chat/completions](#post-v1chatcompletions): `model`, " in text
+    assert {"model", "top_p"} <= in_common(text)
+    assert "max_tokens" not in in_common(text), "its meaning is another one here"
 
 
 def test_objects_of_the_same_name_are_told_apart() -> None:

@@ -14,7 +14,7 @@ ToolInput = Annotated[dict[str, Any], AfterValidator(Shallow(MAX_SCHEMA_DEPTH))]
 
 
 class CacheControl(Schema):
-    """A mark of what to cache. It changes nothing here, because the prefix cache finds equal prompts by itself."""
+    """A mark of what to cache, which changes nothing."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -23,9 +23,7 @@ class CacheControl(Schema):
 class Cacheable(Schema):
     """Fields of blocks that can carry a cache mark."""
 
-    cache_control: CacheControl | None = optional(
-        "Accepted, and it changes nothing: the prefix cache finds equal prompts by itself."
-    )
+    cache_control: CacheControl | None = optional("Changes nothing: the prefix cache finds equal prompts by itself.")
 
 
 class TextBlock(Cacheable, HistorySchema):

@@ -34,9 +34,7 @@ class Tool(Cacheable):
     input_examples: list[ToolInput] | None = optional(
         "Examples of the input. The model sees them as `examples` of the schema.", max_length=64, fail_fast=True
     )
-    eager_input_streaming: bool | None = optional(
-        "Accepted, and it changes nothing: the input is always streamed as it is generated."
-    )
+    eager_input_streaming: bool | None = optional("Changes nothing: the input is always streamed as it is generated.")
     defer_loading: Annotated[Any, NoOp(False, because="there is no tool search; the model sees all tools")] = None
     allowed_callers: Annotated[Any, NoOp(["direct"], because="there is no code execution")] = None
 
@@ -83,9 +81,7 @@ ToolChoice = Annotated[ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolCho
 
 Display = Annotated[
     Literal["summarized", "omitted"] | None,
-    Field(
-        description="omitted: thinking is not sent as text; its signature carries it. Otherwise it is sent as the model wrote it."
-    ),
+    Field(description="omitted: thinking has no text; its signature carries it. Otherwise it is sent as the model wrote it."),
 ]
 
 
@@ -149,9 +145,7 @@ class PromptFields(Schema):
     thinking: Thinking | None = optional("Whether the model thinks. Default: as the model was made.")
     output_config: OutputConfig | None = optional("How much the model thinks, and the format of the answer.")
     output_format: JsonOutputFormat | None = optional("Older name of output_config.format.")
-    cache_control: CacheControl | None = optional(
-        "Accepted, and it changes nothing: the prefix cache finds equal prompts by itself."
-    )
+    cache_control: CacheControl | None = optional("Changes nothing: the prefix cache finds equal prompts by itself.")
     user_profile_id: Annotated[Any, NoOp(because="send metadata.user_id")] = None
     workspace_id: Annotated[Any, NoOp(because="there are no workspaces")] = None
     speed: Annotated[Any, NoOp("standard", because="there is one speed")] = None

@@ -16,7 +16,7 @@ _PENALTIES = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0
 
 
 class OllamaOptions(Schema):
-    """OllamaOptions of generation. Defaults are the model's own, and not Ollama's."""
+    """Options of generation. Defaults are the model's own, and not Ollama's."""
 
     num_predict: int | None = optional("Most tokens to generate; -1 and -2: as many as the context takes.", ge=-2, le=UINT32_MAX)
     temperature: float | None = optional("Divides the logits; 0 is greedy.", ge=0, le=100)

@@ -47,10 +47,10 @@ Images = Annotated[
 
 class _ModelRequest(Schema):
     model: Annotated[str, Field(min_length=1, description="A name from /api/tags, with or without `:latest`.")]
-    options: OllamaOptions | None = optional("OllamaOptions of generation.")
+    options: OllamaOptions | None = optional("Options of generation.")
     keep_alive: KeepAlive | None = optional(
-        "How long the model stays in memory: seconds, or a duration such as 5m. Any time but 0 changes nothing: a model stays "
-        "until others need its memory. 0 without a prompt puts it to sleep, for operators' keys; otherwise it is refused."
+        "Seconds, or a duration such as 5m. 0 without a prompt puts the model to sleep, for operators' keys, and is refused with "
+        "one. Any other time changes nothing: a model stays in memory until others need it."
     )
 
     @property

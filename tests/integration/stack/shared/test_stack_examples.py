@@ -1,4 +1,4 @@
-"""What `make serve` serves: questions of examples/ get the answers that stand there, and the programs of the quickstart run."""
+"""What `make serve` serves: questions of examples/ get the answers that stand there, and the programs of the pages run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ from triptych_common.settings import DEFAULT_MODEL
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 _ROOT = Path(__file__).parents[4]
 _EXAMPLES = _ROOT / "examples"
-_QUICKSTART = (_ROOT / "docs" / "quickstart.md").read_text()
-_PROGRAMS = [one for one in re.findall(r"```python\n(.*?)```", _QUICKSTART, re.DOTALL) if "127.0.0.1:8000" in one]
+#: Pages whose programs ask the default model through REST.
+_PAGES = ("quickstart", "openai-sdk", "tools", "reasoning", "media", "responses", "anthropic", "ollama")
+_PROGRAMS = [
+    pytest.param(program, id=f"{page}-{number}")
+    for page in _PAGES
+    for number, program in enumerate(re.findall(r"```python\n(.*?)```", (_ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL))
+    if "127.0.0.1:8000" in program
+]
 #: Rows of the table: picture, question, answer.
 _ROWS = re.findall(r"^\| !\[.+?\]\((.+?)\) \| (.+?) \| (.+?) \|$", (_EXAMPLES / "README.md").read_text(), re.MULTILINE)
 
@@ -50,8 +56,8 @@ def test_the_same_picture_again_is_not_encoded_again(stack: Stack) -> None:
     assert (again["choices"][0]["message"]["content"], other["choices"][0]["message"]["content"]) == (right, "Circle")
 
 
-@pytest.mark.parametrize("program", _PROGRAMS, ids=range(len(_PROGRAMS)))
-def test_a_program_of_the_quickstart_runs(stack: Stack, program: str) -> None:
+@pytest.mark.parametrize("program", _PROGRAMS)
+def test_a_program_of_a_page_runs(stack: Stack, program: str) -> None:
     program = program.replace("http://127.0.0.1:8000", stack.url)
     environment = os.environ | {"NO_PROXY": "127.0.0.1"}
     result = subprocess.run(
@@ -59,3 +65,9 @@ def test_a_program_of_the_quickstart_runs(stack: Stack, program: str) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip()
+    for comment in re.findall(r"print\(.*\)  # (\w+)$", program, re.MULTILINE):
+        assert comment in result.stdout.splitlines()
+
+
+def test_every_page_has_programs() -> None:
+    assert {str(one.id).rpartition("-")[0] for one in _PROGRAMS} == set(_PAGES)
