@@ -54,7 +54,8 @@ def _rows_of(service: str, section: str) -> list[Documented]:
     return [
         replace(row, name=row.name.replace("<service>", service))
         for row, cells in _rows(section)
-        if cells["on"] == "all" or service in cells["on"].split(", ")
+        # A section without the column is about the engine.
+        if (on := cells.get("on", "engine")) == "all" or service in on.split(", ")
     ]
 
 
@@ -64,8 +65,9 @@ def _rows(section: str) -> list[tuple[Documented, dict[str, str]]]:
     rows = []
     for line in lines[2:]:
         cells = dict(zip(lines[0], line, strict=True))
-        (name,) = re.findall(r"`(.+?)`", cells["metric"])
-        rows.append((Documented(name, cells["type"], frozenset(re.findall(r"`(\w+)`", cells["labels"]))), cells))
+        # Labels are in braces behind the name.
+        ((name, labels),) = re.findall(r"`([^`{]+)(?:\{(.+)\})?`", cells["metric"])
+        rows.append((Documented(name, cells["type"], frozenset(labels.split(",") if labels else ())), cells))
     return rows
 
 
