@@ -50,7 +50,7 @@ _ELSEWHERE = """## Other environment variables
 | variable | read by | meaning |
 |---|---|---|
 | `TRIPTYCH_CACHE` | command line, services | Models, kernels, results of load checks. Default: `~/.cache/triptych`. |
-| `TRIPTYCH_CPU_ISA` | engine, encoder | [Instruction set](architecture/cpu-kernels.md#instruction-sets). Default: the best. |
+| `TRIPTYCH_CPU_ISA` | engine, encoder | [Instruction set](cpu.md). Default: the best. |
 | `TRIPTYCH_KERNEL_DIR` | engine | Directory of prebuilt CPU kernels. The container images set it. |
 | `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE` | all that read models | Cache, token and offline mode of `huggingface_hub`. |
 | `TRIPTYCH_MODEL`, `TRIPTYCH_PORT`, `TRIPTYCH_GRPC_PORT` | `docker-compose.yml` | Model and published ports. |
