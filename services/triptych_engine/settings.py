@@ -123,7 +123,7 @@ class EngineSettings(GrpcServiceSettings):
     max_model_len: Annotated[
         int | None, Field(ge=2, description="Longest sequence, prompt and output together, in tokens; by default the model's.")
     ] = None
-    max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="Requests that run at once.")] = 256
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="Requests that run at once; further ones wait.")] = 256
     max_num_batched_tokens: Annotated[
         int | None,
         Field(

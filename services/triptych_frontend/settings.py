@@ -73,7 +73,9 @@ class FrontendSettings(MediaLimitSettings):
     encoder_addresses: Annotated[
         Targets, Field(description=f"host:port of the encoders, {TARGETS_HELP}. Needed by multimodal models; text never uses them.")
     ] = ()
-    encode_timeout_s: Annotated[float, Field(gt=0, le=600, description="Longest wait for one encoder to encode an item.")] = 60.0
+    encode_timeout_s: Annotated[
+        float, Field(gt=0, le=600, description="Longest wait for one encoder to encode an item; then the next one is asked.")
+    ] = 60.0
     num_media_threads: Annotated[int, Field(ge=1, le=64, description="Threads that inspect media.")] = min(2, os.cpu_count() or 1)
     max_media_items: Annotated[int, Field(ge=0, description="Most images, audio and video files of one request together.")] = 16
     max_live_media_bytes: Annotated[

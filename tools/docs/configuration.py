@@ -105,7 +105,9 @@ def _foreign_rows() -> Iterator[str]:
         # Triptych's own options, whose values alone differ.
         if flag.flags != (written.removeprefix("--"),) or written == "--model":
             neutral = f" ({', '.join(f'`{value}`' for value in flag.neutral)})" if flag.neutral and not flag.flags else ""
-            alike.setdefault(_meaning(flag).replace("|", r"\|"), []).append(f"`{written}`{neutral}")
+            service, _, name = flag.flags[0].partition(".") if len(flag.flags) == 1 else ("", "", "")
+            meaning = f"the same of the {service}: `--{service}.*`" if f"--{name}" == written else _meaning(flag)
+            alike.setdefault(meaning.replace("|", r"\|"), []).append(f"`{written}`{neutral}")
     yield "| flag | here |"
     yield "|---|---|"
     yield from (_row(", ".join(flags), meaning) for meaning, flags in alike.items())

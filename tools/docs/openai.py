@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ _REF = "#/components/schemas/"
 _METHODS = ("get", "post", "delete", "put", "patch")
 #: So many fields that a section has in common with an earlier one are told there only.
 _FEWEST_IN_COMMON = 2
+#: Fewer fields are a list.
+_SMALLEST_TABLE = 4
 #: So many reasons of refusals are one sentence; more are a list.
 _MOST_IN_LINE = 3
 
@@ -110,7 +112,7 @@ class Page:
                 yield f"{_one_line(schema.get('description', ''))}{_constants(schema)}\n"
                 yield from self._fields(schema, _title(name), _list)
 
-    def _fields(self, schema: Json, section: str, written: Callable[[Iterable[Field]], Iterator[str]]) -> Iterator[str]:
+    def _fields(self, schema: Json, section: str, written: Callable[[Sequence[Field]], Iterator[str]]) -> Iterator[str]:
         """The fields that are honoured, and those that are refused."""
         fields: Json = {name: field for name, field in schema.get("properties", {}).items() if not _is_constant(field)}
         honoured = {name: field for name, field in fields.items() if "x-unsupported" not in field}
@@ -188,13 +190,16 @@ def _constants(schema: Json) -> str:
     return "".join(f" `{name}`: {_code(value)}{missing[name]}." for name, value in constants.items())
 
 
-def _table(fields: Iterable[Field]) -> Iterator[str]:
+def _table(fields: Sequence[Field]) -> Iterator[str]:
+    if len(fields) < _SMALLEST_TABLE:
+        yield from _list(fields)
+        return
     yield "| field | type | meaning |"
     yield "|---|---|---|"
     yield from (_row(*field) for field in fields)
 
 
-def _list(fields: Iterable[Field]) -> Iterator[str]:
+def _list(fields: Sequence[Field]) -> Iterator[str]:
     for name, kind, meaning in fields:
         yield f"- {name}: {kind}." + (f" {_one_line(meaning)}" if meaning else "")
 
@@ -227,8 +232,11 @@ def _size(schema: Json, what: str, unit: str = "") -> str:
 
 
 def _range(schema: Json) -> str:
+    """The bounds of a number, but for those that 32 or 64 bits have anyway."""
     least, most = schema.get("minimum"), schema.get("maximum")
     above = schema.get("exclusiveMinimum")
+    least = None if least is not None and least in (-(2**31), -(2**63)) else least
+    most = None if most is not None and (most in (2**31 - 1, 2**32 - 1) or most > 2**62) else most
     if above is not None:
         return f", above {_number(above)}" + (f", to {_number(most)}" if most is not None else "")
     if least is not None and most is not None:
@@ -237,13 +245,7 @@ def _range(schema: Json) -> str:
 
 
 def _number(value: float) -> str:
-    """A number with separators; powers of two as such."""
-    if abs(value) > 2**62:  # a float here, which has lost the last digits
-        return "2^63 - 1" if value > 0 else "-2^63"
-    for bits in (31, 32):
-        for power, text in ((2**bits, f"2^{bits}"), (2**bits - 1, f"2^{bits} - 1"), (-(2**bits), f"-2^{bits}")):
-            if value == power:
-                return text
+    """A number with separators."""
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
