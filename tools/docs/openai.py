@@ -164,6 +164,9 @@ class Page:
     def _link(self, name: str) -> str:
         if "properties" not in self._schemas[name]:
             return self._type(self._schemas[name])
+        fields: Json = self._schemas[name]["properties"]
+        if all(_is_constant(field) for field in fields.values()):
+            return _code({field: fields[field]["const"] for field in fields})
         self._objects.setdefault(name)
         return f"[{_title(name)}](#{_anchor(_title(name))})"
 

@@ -110,5 +110,12 @@ def test_objects_of_the_same_name_are_told_apart() -> None:
     assert "### Part (two)\n\nA part." in text
 
 
+def test_an_object_with_one_value_is_written_where_it_is_named(page: str) -> None:
+    choice = rows(section(page, "POST /v1/messages"))["tool_choice"][1]
+    assert choice.startswith("[ToolChoiceAuto](#toolchoiceauto) or ")
+    assert choice.endswith(' or `{"type": "none"}`')
+    assert "ToolChoiceNone" not in page
+
+
 def test_the_page_is_up_to_date(page: str) -> None:
     assert FILE.read_text(encoding="utf-8") == page, "run `make docs`"
