@@ -99,11 +99,11 @@ def test_an_idle_model_goes_to_zero_and_comes_back_with_a_call(rendered: Any) ->
 
 
 def test_queries_name_metrics_that_exist(rendered: Any) -> None:
-    known = re.findall(r"`(triptych_\w+)`", Path(METRICS_PAGE).read_text(encoding="utf-8"))
+    known = re.findall(r"`(triptych_\w+)[`{]", Path(METRICS_PAGE).read_text(encoding="utf-8"))
     objects = rendered(keda={"enabled": True}, engine={"scaling": {"minReplicas": 0}})
     triggers = [trigger for found in of_kind(objects, "ScaledObject").values() for trigger in found["spec"]["triggers"]]
     names = {name for trigger in triggers for name in re.findall(r"triptych_\w+", trigger["metadata"]["query"].replace(ENGINE, ""))}
-    generic = {name.replace("<service>", "frontend") for name in re.findall(r"`(triptych_<service>\w+)`", METRICS_PAGE.read_text())}
+    generic = {name.replace("<service>", "frontend") for name in re.findall(r"`(triptych_<service>\w+)[`{]", METRICS_PAGE.read_text())}
     assert len(names) == 7
     assert {name.removesuffix("_total") for name in names} <= {*known, *generic}
 
