@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 from support.chart import DEFAULT_MODEL, FULL, container_of, of_kind, pod_of
@@ -99,11 +98,12 @@ def test_an_idle_model_goes_to_zero_and_comes_back_with_a_call(rendered: Any) ->
 
 
 def test_queries_name_metrics_that_exist(rendered: Any) -> None:
-    known = re.findall(r"`(triptych_\w+)[`{]", Path(METRICS_PAGE).read_text(encoding="utf-8"))
+    page = METRICS_PAGE.read_text(encoding="utf-8")
+    known = re.findall(r"`(triptych_\w+)[`{]", page)
     objects = rendered(keda={"enabled": True}, engine={"scaling": {"minReplicas": 0}})
     triggers = [trigger for found in of_kind(objects, "ScaledObject").values() for trigger in found["spec"]["triggers"]]
     names = {name for trigger in triggers for name in re.findall(r"triptych_\w+", trigger["metadata"]["query"].replace(ENGINE, ""))}
-    generic = {name.replace("<service>", "frontend") for name in re.findall(r"`(triptych_<service>\w+)[`{]", METRICS_PAGE.read_text())}
+    generic = {name.replace("<service>", "frontend") for name in re.findall(r"`(triptych_<service>\w+)[`{]", page)}
     assert len(names) == 7
     assert {name.removesuffix("_total") for name in names} <= {*known, *generic}
 
