@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 from triptych_common.model.store import TEXT_MODEL, read_json, resolve_model  # noqa: E402
 from triptych_common.model.weights import gguf_file  # noqa: E402
 from triptych_engine.runner.cpu.kernels import load_kernels  # noqa: E402
-from triptych_engine.runner.cpu.linear.quant import CpuQuantizedModules  # noqa: E402
+from triptych_engine.runner.cpu.linear.quantized_modules import CpuQuantizedModules  # noqa: E402
 from triptych_engine.runner.model.loader import load_model  # noqa: E402
 from triptych_engine.settings import EngineSettings  # noqa: E402
 
@@ -63,7 +63,7 @@ def dequantized_logits(path: Path, texts: Sequence[list[int]]) -> list[torch.Ten
     kernels = load_kernels()
     if kernels is None:
         raise SystemExit("quantised checkpoints need the CPU kernels")
-    modules, longest = CpuQuantizedModules(kernels.quant), max(map(len, texts))
+    modules, longest = CpuQuantizedModules(kernels, batch_invariant=True), max(map(len, texts))
     cpu = torch.device("cpu")
     model = load_model(path, path.name, dtype=None, device=cpu, max_model_len=longest, quantized_modules=modules).model
     model.set_attn_implementation("eager")

@@ -21,7 +21,7 @@ from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.fused import CpuFusedKernels
 from triptych_engine.runner.cpu.kernels import CpuKernels, load_kernels
 from triptych_engine.runner.cpu.latent_attention import latent_keeper
-from triptych_engine.runner.cpu.linear.quant import CpuQuantizedModules
+from triptych_engine.runner.cpu.linear.quantized_modules import CpuQuantizedModules
 from triptych_engine.runner.cpu.quantize import quantize
 from triptych_engine.runner.cuda.graphed_decode import Recorder
 from triptych_engine.runner.encoder_runner import EncoderRunner
@@ -135,9 +135,7 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts, g
         generates=config.pooling is None,
         verdicts=verdicts,
         group=group,
-        quantized_modules=None
-        if kernels is None
-        else CpuQuantizedModules(kernels.quant_kernels(batch_invariant=config.batch_invariant)),
+        quantized_modules=None if kernels is None else CpuQuantizedModules(kernels, batch_invariant=config.batch_invariant),
         # Adapters may change the weights that attentions with latents absorb.
         keep_latents=None
         if config.device.type != "cpu" or config.lora_dir is not None

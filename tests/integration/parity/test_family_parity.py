@@ -16,6 +16,8 @@ from support.builders.newer_text_families import NEWER_FAMILIES
 from support.builders.text_families import COMMON, FAMILIES, PROMPTS
 from support.drivers.engine import EngineDriver, transformers_greedy
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+from triptych_engine.runner.cpu.kernels import load_kernels
+from triptych_engine.runner.cpu.linear.experts import KernelExperts
 
 MAX_TOKENS = 12
 
@@ -26,8 +28,21 @@ ALL_FAMILIES = FAMILIES | NEWER_FAMILIES | HYBRIDS
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_greedy_tokens_and_logprobs_equal_transformers(family: str, tmp_path: Path):
     save_random_model(tmp_path, ALL_FAMILIES[family])
-    expected = transformers_greedy(tmp_path, PROMPTS, MAX_TOKENS, eos_token_id=None)
+    _assert_equals_transformers(tmp_path, EngineDriver(tmp_path))
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss", "granite-moe", "deepseek-v3"])
+def test_experts_in_one_call_compute_what_transformers_does(family: str, tmp_path: Path):
+    """The kernels take weights whose numbers are bfloat16, as those of checkpoints are."""
+    save_random_model(tmp_path, ALL_FAMILIES[family], dtype=torch.bfloat16)
     driver = EngineDriver(tmp_path)
+    if load_kernels() is not None and driver.config.device.type == "cpu":
+        assert any(isinstance(module, KernelExperts) for module in driver.runner._model.model.modules())
+    _assert_equals_transformers(tmp_path, driver)
+
+
+def _assert_equals_transformers(tmp_path: Path, driver: EngineDriver) -> None:
+    expected = transformers_greedy(tmp_path, PROMPTS, MAX_TOKENS, eos_token_id=None)
     requests = [a_request(f"r{i}", prompt, max_tokens=MAX_TOKENS, logprobs=3) for i, prompt in enumerate(PROMPTS)]
     # The second comes when the first one's prompt is computed, so that it finds two blocks of it.
     generated = driver.run(driver.scheduler(max_num_batched_tokens=13), requests, arrivals=[0, 6, 7])

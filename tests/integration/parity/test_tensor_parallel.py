@@ -94,6 +94,12 @@ def test_ranks_compute_what_one_does(ranks: dict[tuple[int, bool], Ranks], famil
     check(of_size(ranks, size), a_model(tmp_path, DIVIDED[family]), size)
 
 
+def test_experts_in_one_call_are_divided_too(ranks: dict[tuple[int, bool], Ranks], tmp_path: Path) -> None:
+    """The kernels take weights whose numbers are bfloat16; the ranks still add up what their parts compute."""
+    config = a_model(tmp_path, DIVIDED["mixtral"], torch.bfloat16)
+    check(of_size(ranks, 2), replace(config, dtype=torch.float32), 2)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("family", ["llama", "mixtral", "phi3"])
 def test_through_sockets_it_is_the_same(ranks: dict[tuple[int, bool], Ranks], family: str, tmp_path: Path) -> None:

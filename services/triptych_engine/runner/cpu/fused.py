@@ -12,6 +12,7 @@ from triptych_engine.runner.attention.paged import AttentionBackend
 from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.layer_kernel import LayerKernel, LayerStack
+from triptych_engine.runner.cpu.linear.experts import pack_experts
 from triptych_engine.runner.cpu.linear.layers import Bf16Linear, KernelLinear, WideHead
 from triptych_engine.runner.cpu.linear.packing import can_pack, pack
 from triptych_engine.runner.cpu.linear.quant import QuantLinear, UnquantizedLinear
@@ -48,6 +49,9 @@ class CpuFusedKernels:
 
     def pack(self, *linears: Any) -> PackedLinear:
         return pack(self._kernels, *linears, form=self._form, batch_invariant=self._batch_invariant)
+
+    def experts(self, experts: nn.Module) -> nn.Module | None:
+        return None if self._kernels is None else pack_experts(experts, self.pack, self._kernels)
 
     def head(self, linear: nn.Module) -> nn.Module | None:
         if type(linear) is not nn.Linear or (kernels := self._kernels) is None:

@@ -44,6 +44,17 @@ class HeadsArgs(ctypes.Structure):
     ]
 
 
+class ExpertsArgs(ctypes.Structure):
+    """Mirror of ExpertsArgs in experts.cpp; the fields are described there."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "chosen", "shares", "gate_up", "down", "out", "workspace")),
+        *((name, ctypes.c_int64) for name in ("rows", "top_k", "num_experts")),
+        *((name, ctypes.c_float) for name in ("alpha", "limit")),
+        ("activation", ctypes.c_int32),
+    ]
+
+
 class DecoderLayerArgs(ctypes.Structure):
     """Mirror of DecoderLayerArgs in decoder_layer.cpp; the fields are described there."""
 
@@ -95,6 +106,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "decoder_layer_args": DecoderLayerArgs,
     "decoder_ends_args": DecoderEndsArgs,
     "decoder_step_args": DecoderStepArgs,
+    "experts_args": ExpertsArgs,
     "heads_args": HeadsArgs,
     "lora_update": LoraUpdate,
 }

@@ -106,6 +106,12 @@ class CpuKernels:
             function.restype = count
         #: Format of the weights -> one layer: takes references to DecoderLayerArgs and DecoderStepArgs.
         self.decoder_layers = {name: getattr(library, f"triptych_decoder_layers_{name}") for name in FORMATS}
+        #: Format of the weights -> the experts of a mixture: takes a reference to ExpertsArgs; and its words of workspace for each
+        #: expert of each token.
+        self.experts = {name: getattr(library, f"triptych_experts_{name}") for name in FORMATS}
+        self.experts_workspace = {name: getattr(library, f"triptych_experts_workspace_{name}") for name in FORMATS}
+        for function in self.experts_workspace.values():
+            function.restype = count
         #: Address of int64 [5], to which kernels add nanoseconds of each stage (csrc/stage_clock.h), or None.
         self.stage_ns: int | None = None
         self._workspace = _Workspace()

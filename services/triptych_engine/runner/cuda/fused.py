@@ -67,6 +67,9 @@ class CudaFusedKernels:
         bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
         return CudaLinear(weight, bias)
 
+    def experts(self, experts: nn.Module) -> nn.Module | None:
+        return None
+
     def head(self, linear: nn.Module) -> nn.Module | None:
         if type(linear) is not nn.Linear or linear.weight.dtype == torch.float32:
             return None

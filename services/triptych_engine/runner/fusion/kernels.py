@@ -108,6 +108,11 @@ class FusedKernels(Protocol):
         """Combine linear layers into one, in the layout that is fastest here; either all or none have a bias."""
         ...
 
+    def experts(self, experts: nn.Module) -> nn.Module | None:
+        """What takes the place of a module with a layer's experts, and has their weights from then on. None if there is nothing
+        faster, or if it would compute something else."""
+        ...
+
     def head(self, linear: nn.Module) -> nn.Module | None:
         """The output head with float32 logits; None if it is packed like other layers, or is packed already."""
         ...

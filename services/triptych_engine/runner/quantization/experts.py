@@ -1,12 +1,13 @@
-"""Experts of a mixture whose weights are quantised: each is two linear layers, and computes the tokens that are routed to it.
+"""Experts of a mixture as modules: each is two linear layers, and computes the tokens that are routed to it.
 
-transformers holds the weights of all experts of a layer in two parameters, which no quantised format fits. The module here
-takes its place. It must compute what the family's own module does, so both are compared with small random weights first.
+transformers holds the weights of all experts of a layer in two parameters, which no packed or quantised format fits. The module
+here takes its place. It must compute what the family's own module does, so both are compared with small random weights first.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -70,7 +71,7 @@ class ExpertsShape:
         return both.shape[2] == 2 * down.shape[1]
 
 
-class QuantizedExperts(nn.Module):
+class ExpertModules(nn.Module):
     """Computes what the experts of a layer do.
 
     Args:
@@ -107,12 +108,12 @@ def activation_of(module: nn.Module) -> Activation | None:
     """How a family's experts join gate and up; None if that is not known."""
     alpha, limit, act_fn = (getattr(module, name, None) for name in ("alpha", "limit", "act_fn"))
     if isinstance(alpha, (int, float)) and isinstance(limit, (int, float)):
-        return _ClampedSwiglu(alpha, limit)
-    return None if act_fn is None else _Gated(act_fn)
+        return ClampedSwiglu(alpha, limit)
+    return None if act_fn is None else Gated(act_fn)
 
 
 @dataclass(frozen=True)
-class _ClampedSwiglu:
+class ClampedSwiglu:
     """gpt-oss: gate and up are interleaved."""
 
     alpha: float
@@ -125,7 +126,7 @@ class _ClampedSwiglu:
 
 
 @dataclass(frozen=True)
-class _Gated:
+class Gated:
     """Most families: first all of gate, then all of up."""
 
     act_fn: Callable[[torch.Tensor], torch.Tensor]
@@ -138,7 +139,7 @@ class _Gated:
 
 @torch.inference_mode()
 def computes_the_same(module: nn.Module, activation: Activation) -> bool:
-    """Whether `QuantizedExperts` computes what a module of transformers does, with small random weights, small and large inputs."""
+    """Whether `ExpertModules` computes what a module of transformers does, with small random weights, small and large inputs."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -152,11 +153,12 @@ def computes_the_same(module: nn.Module, activation: Activation) -> bool:
         "down_proj_bias": random(_TRIAL_EXPERTS, hidden),
     }
     parameters = {name: parameters[name] for name, _ in module.named_parameters() if name in parameters}
-    experts = QuantizedExperts(_linears(parameters, "gate_up_proj"), _linears(parameters, "down_proj"), activation)
+    experts = ExpertModules(_linears(parameters, "gate_up_proj"), _linears(parameters, "down_proj"), activation)
     if ExpertsShape.is_transposed(module):
         parameters |= {name: parameters[name].transpose(1, 2).contiguous() for name in ("gate_up_proj", "down_proj")}
     trial._parameters = {name: nn.Parameter(value, requires_grad=False) for name, value in parameters.items()}
     trial.num_experts = _TRIAL_EXPERTS  # type: ignore[assignment]
+    trial._forward_hooks = OrderedDict()  # ranks add up what theirs compute
     index = torch.stack([torch.randperm(_TRIAL_EXPERTS, generator=generator)[:_TRIAL_TOP_K] for _ in range(_TRIAL_TOKENS)])
     x, weights = random(_TRIAL_TOKENS, hidden), torch.rand(_TRIAL_TOKENS, _TRIAL_TOP_K, generator=generator)
     try:

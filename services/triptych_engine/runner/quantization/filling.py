@@ -15,7 +15,6 @@ from triptych.errors import StartupError, UnsupportedModelError
 from triptych_engine.runner.quantization.experts import (
     ExpertsShape,
     ExpertWeights,
-    QuantizedExperts,
     activation_of,
     computes_the_same,
 )
@@ -136,4 +135,4 @@ def _quantized_experts(
                 raise StartupError(f"the checkpoint {lacks} {name}.{part}_bias; fetch the model again")
         gate_up.append(modules.linear(one.gate_up, one.gate_up_bias))
         down.append(modules.linear([one.down], one.down_bias))
-    return QuantizedExperts(gate_up, down, activation)
+    return modules.experts(gate_up, down, activation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -51,3 +51,6 @@ class QuantizedModules(Protocol):
 
     def tied_linear(self, embedding: nn.Module) -> nn.Module:
         """The output head that shares an embedding's weight."""
+
+    def experts(self, gate_up: Sequence[nn.Module], down: Sequence[nn.Module], activation: Any) -> nn.Module:
+        """The experts of a layer, of layers that `linear` has made. See `ExpertModules`."""

@@ -28,9 +28,9 @@ from triptych.errors import StartupError, UnsupportedModelError
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.kernels import load_kernels
-from triptych_engine.runner.cpu.linear.quant import CpuQuantizedModules
+from triptych_engine.runner.cpu.linear.quantized_modules import CpuQuantizedModules
 from triptych_engine.runner.model.loader import load_model
-from triptych_engine.runner.quantization.experts import ExpertsShape, QuantizedExperts, activation_of, computes_the_same
+from triptych_engine.runner.quantization.experts import ExpertModules, ExpertsShape, activation_of, computes_the_same
 from triptych_engine.runner.quantization.formats import F4, TABLE
 from triptych_engine.runner.quantization.packed_mxfp4 import mxfp4_tensor
 
@@ -142,14 +142,14 @@ SAVED: dict[str, Callable[[Path], PreTrainedModel]] = {
 @pytest.mark.parametrize("name", SAVED)
 def test_the_logits_are_those_of_the_dequantised_weights(name: str, tmp_path: Path) -> None:
     model = SAVED[name](tmp_path)
-    modules = CpuQuantizedModules(load_kernels().quant)  # type: ignore[union-attr]
+    modules = CpuQuantizedModules(load_kernels(), batch_invariant=True)  # type: ignore[arg-type]
     exact = load_model(tmp_path, "", dtype=None, device=CPU, max_model_len=64, quantized_modules=modules)
     torch.testing.assert_close(exact.probe_logits, model(exact.probe_token_ids[None]).logits[0], rtol=1e-4, atol=1e-4)
     runner = build_runner(RunnerConfig(tmp_path, "tiny", 256, 8, 64, 16, 1 << 22))
     assert {shape.values_in_keys for shape in runner._model.layers.values()} == {"deepseek" in name}
     expected = model(torch.tensor([PROMPT])).logits[0]
     assert nn.functional.cosine_similarity(runner.prompt_logits(PROMPT), expected, dim=-1).median() > 0.999
-    experts = [module for module in runner._model.model.modules() if isinstance(module, QuantizedExperts)]
+    experts = [module for module in runner._model.model.modules() if isinstance(module, ExpertModules)]
     assert len(experts) == 2
     assert not [one for one, parameter in runner._model.model.named_parameters() if ".experts." in one and parameter.numel() > 0]
 

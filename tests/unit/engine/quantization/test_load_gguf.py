@@ -18,7 +18,8 @@ from triptych.errors import StartupError, UnsupportedModelError
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.kernels import load_kernels
-from triptych_engine.runner.cpu.linear.quant import CpuQuantizedModules, QuantEmbedding
+from triptych_engine.runner.cpu.linear.quant import QuantEmbedding
+from triptych_engine.runner.cpu.linear.quantized_modules import CpuQuantizedModules
 from triptych_engine.runner.fusion.layer import FusedDecoderLayer
 from triptych_engine.runner.model.loader import load_model
 from triptych_engine.runner.model_runner import ModelRunner
@@ -34,7 +35,7 @@ def load(path: Path, **options: Any) -> ModelRunner:
 def agrees(runner: ModelRunner, model: nn.Module) -> None:
     """Up to the rounding of inputs to 8 bits. Without it, the weights are the very same: the loader's own reference is checked."""
     path = runner.config.model_path
-    modules = CpuQuantizedModules(load_kernels().quant)  # type: ignore[union-attr]
+    modules = CpuQuantizedModules(load_kernels(), batch_invariant=True)  # type: ignore[arg-type]
     exact = load_model(path, "", dtype=None, device=torch.device("cpu"), max_model_len=64, quantized_modules=modules)
     torch.testing.assert_close(exact.probe_logits, model(exact.probe_token_ids[None]).logits[0], rtol=1e-3, atol=1e-3)
     expected = model(torch.tensor([PROMPT])).logits[0]

@@ -26,7 +26,7 @@ from triptych.errors import StartupError, UnsupportedModelError
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.kernels import load_kernels
-from triptych_engine.runner.cpu.linear.quant import CpuQuantizedModules
+from triptych_engine.runner.cpu.linear.quantized_modules import CpuQuantizedModules
 from triptych_engine.runner.fusion.layer import FusedDecoderLayer
 from triptych_engine.runner.model.loader import load_model
 from triptych_engine.runner.model_runner import ModelRunner
@@ -44,7 +44,7 @@ def load(path: Path) -> ModelRunner:
 @pytest.mark.parametrize("name", CASES)
 def test_the_logits_are_those_of_the_dequantised_weights(name: str, tmp_path: Path):
     model = save_quantised(tmp_path, CASES[name])
-    modules = CpuQuantizedModules(load_kernels().quant)  # type: ignore[union-attr]
+    modules = CpuQuantizedModules(load_kernels(), batch_invariant=True)  # type: ignore[arg-type]
     exact = load_model(tmp_path, "", dtype=None, device=CPU, max_model_len=64, quantized_modules=modules)
     torch.testing.assert_close(exact.probe_logits, model(exact.probe_token_ids[None]).logits[0], rtol=1e-4, atol=1e-4)
     runner = load(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import torch
 from torch import nn
@@ -11,7 +10,7 @@ from torch import nn
 from triptych_engine.runner.cpu.linear.layers import KernelLinear
 from triptych_engine.runner.cpu.quant_kernels import PackedQuant, QuantKernels
 from triptych_engine.runner.quantization.formats import QuantFormat, QuantizedRows, quantize_rows
-from triptych_engine.runner.quantization.tensor import QuantizedTensor, portions
+from triptych_engine.runner.quantization.tensor import portions
 
 
 class QuantLinear(KernelLinear):
@@ -99,27 +98,6 @@ class QuantEmbedding(nn.Module):
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         rows = self._kernels.unpack(self.packed, token_ids.flatten()).view(*token_ids.shape, -1)
         return rows if self.scale == 1.0 else rows * self.scale
-
-
-class CpuQuantizedModules:
-    """Makes the modules of this file of a checkpoint's weights, see `QuantizedModules`."""
-
-    def __init__(self, kernels: QuantKernels) -> None:
-        self._kernels = kernels
-
-    def linear(self, weights: Sequence[QuantizedTensor], bias: torch.Tensor | None) -> QuantLinear:
-        packed = PackedQuant.join([self._pack(weight) for weight in weights])
-        sizes = [weight.out_features for weight in weights]
-        return QuantLinear(packed, None if bias is None else self._kernels.pad_bias(bias.split(sizes)), self._kernels)
-
-    def embedding(self, weight: QuantizedTensor, scale: float) -> QuantEmbedding:
-        return QuantEmbedding(self._pack(weight), self._kernels, scale)
-
-    def tied_linear(self, embedding: nn.Module) -> QuantLinear:
-        return QuantLinear(cast(QuantEmbedding, embedding).packed, None, self._kernels)
-
-    def _pack(self, weight: QuantizedTensor) -> PackedQuant:
-        return self._kernels.pack(weight.format, weight.out_features, weight.in_features, weight.portions())
 
 
 def _quantized(weight: torch.Tensor, form: QuantFormat) -> Iterator[QuantizedRows]:
