@@ -67,6 +67,7 @@ async def test_stopping_an_answer_cancels_it_at_the_server(open_page: OpenPage, 
 
 async def test_settings_reach_the_request(open_page: OpenPage) -> None:
     async with open_page() as opened:
+        await opened.show("Settings")
         for label, value in {
             "System message": "Be brief.", "Temperature": "0.5", "Max tokens": "20", "Top p": "0.9", "Top k": "40", "Min p": "0.1",
             "Seed": "7", "Frequency penalty": "0.2", "Presence penalty": "-0.2", "Stop, one string per line": "END\n##",
@@ -109,6 +110,7 @@ async def test_an_error_is_shown_and_the_turn_can_be_sent_again(open_page: OpenP
 
 async def test_a_refused_setting_is_marked(open_page: OpenPage) -> None:
     async with open_page(refusals=True) as opened:
+        await opened.show("Settings")
         await opened.page.get_by_label("Temperature").fill("9")
         await opened.send("Hi")
         await expect(opened.page.locator("#temperature-fault")).to_contain_text("2")
@@ -120,6 +122,7 @@ async def test_a_refused_setting_is_marked(open_page: OpenPage) -> None:
 
 async def test_a_number_that_the_browser_cannot_read_is_marked_and_not_sent(open_page: OpenPage) -> None:
     async with open_page() as opened:
+        await opened.show("Settings")
         await opened.page.get_by_label("Temperature").focus()
         await opened.page.keyboard.type("1e")  # the field's value is empty then
         await expect(opened.page.locator("#temperature-fault")).to_have_text("This is not a number.")
@@ -221,7 +224,7 @@ async def test_what_a_model_writes_is_never_markup(open_page: OpenPage, pieces: 
 
 async def test_markdown(open_page: OpenPage) -> None:
     text = "# Title\n\nSome **bold**, *leaning* and `code`.\n\n1. one\n2. two\n   - inner\n\n"
-    text += "| a | b |\n|---|---|\n| 1 | 2 |\n\n> said\n"
+    text += "| a | b |\n|---|--:|\n| 1 | 2 |\n\n> said\n"
     async with open_page(frontend_that(says(*re.split(r"(?<= )", text)))) as opened:
         await opened.ask("Hi")
         shown = opened.page.locator(".markdown")
@@ -232,7 +235,26 @@ async def test_markdown(open_page: OpenPage) -> None:
         await expect(shown.locator("ol > li")).to_have_count(2)
         await expect(shown.locator("ol ul > li")).to_have_text("inner")
         await expect(shown.locator("td")).to_have_text(["1", "2"])
+        await expect(shown.locator("td").nth(1)).to_have_css("text-align", "right")
         await expect(shown.locator("blockquote")).to_have_text("said")
+
+
+async def test_code_has_colours_and_can_be_copied(open_page: OpenPage) -> None:
+    code = 'def area(r):\n    return f"{3 * r}"'
+    blocks = f"```python\n{code}\n```\n\n```unknown-language\n<b>\n```\n\n    indented\n\n- in a list\n  ```js\n  let a\n  ```\n"
+    async with open_page(frontend_that(says(*re.split(r"(?<=\n)", blocks)))) as opened:
+        await opened.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await opened.ask("Write code")
+        shown = opened.page.locator(".code")
+        await expect(shown.locator("pre")).to_have_text([code, "<b>", "indented", "let a"])
+        await expect(shown.locator(".code-bar > span")).to_have_text(["python", "unknown-language", "text", "js"])
+        await expect(shown.first.locator(".hljs-keyword")).to_have_text(["def", "return"])
+        await expect(shown.nth(1).locator("[class^=hljs]")).to_have_count(0)
+        colours = "all => new Set(all.map((one) => getComputedStyle(one).color)).size"
+        assert await shown.first.locator("code, .hljs-keyword, .hljs-string, .hljs-number").evaluate_all(colours) == 4
+        await opened.page.get_by_role("button", name="Copy the code, python").click()
+        await expect(opened.page.locator("#notice")).to_have_text("Copied")
+        assert await opened.page.evaluate("navigator.clipboard.readText()") == code
 
 
 async def test_reasoning_is_apart_from_the_answer(open_page: OpenPage) -> None:

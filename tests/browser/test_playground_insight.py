@@ -44,6 +44,7 @@ def uncertain() -> Script:
 async def test_log_probabilities_on_hover_and_by_the_arrow_keys(open_page: OpenPage) -> None:
     async with open_page(frontend_that(uncertain())) as opened:
         card, tokens = opened.page.locator("#token-card"), opened.page.locator(".token")
+        await opened.show("Settings")
         await opened.page.get_by_label("Log probabilities of tokens").check()
         await opened.page.get_by_label("Alternatives").fill("2")
         await opened.ask("Hi")
@@ -142,6 +143,7 @@ async def test_escape_hides_the_card_first_and_then_stops_the_answer(open_page: 
     script = uncertain()
     script.gate = asyncio.Semaphore(1)
     async with open_page(frontend_that(script)) as opened:
+        await opened.show("Settings")
         await opened.page.get_by_label("Log probabilities of tokens").check()
         await opened.send("Hi")
         await opened.page.locator(".token").first.focus()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 from support.fakes.frontend import MODEL, FakeFrontend
+from support.pdf import pdf
 from support.playground import Opened, OpenPage
 from triptych.v1 import common_pb2
 
@@ -186,6 +187,51 @@ async def test_a_recording_can_be_ended_when_the_model_takes_no_sound_any_more(o
         await expect(opened.page.locator("#notice")).to_contain_text("does not take sound")
 
 
+async def test_documents_are_read_by_any_model(open_page: OpenPage, tmp_path: Path) -> None:
+    files = [
+        {"name": "notes.py", "mimeType": "", "buffer": "x = 'é'".encode()},
+        {"name": "paper.pdf", "mimeType": "application/pdf", "buffer": pdf("Of shapes")},
+        {"name": "data.json", "mimeType": "application/json", "buffer": b"{}"},
+    ]
+    async with open_page(FakeFrontend()) as opened:
+        await until_able(opened)
+        await opened.page.locator("#files").set_input_files(files)
+        await expect(opened.page.locator(".chip")).to_have_count(3)
+        await opened.ask("What do they say?")
+        await expect(opened.page.locator(".user .document")).to_have_text(["notes.py", "paper.pdf", "data.json"])
+        async with opened.page.expect_download() as started:
+            await opened.page.get_by_role("link", name="paper.pdf").click()
+        await (await started.value).save_as(tmp_path / "paper.pdf")
+    assert (tmp_path / "paper.pdf").read_bytes() == files[1]["buffer"]
+    texts = [part.text for part in opened.frontend.request.messages[0].content]
+    assert texts[0] == "<file name=\"notes.py\">\nx = 'é'\n</file>"
+    assert "Of shapes" in texts[1]
+    assert texts[2:] == ['<file name="data.json">\n{}\n</file>', "What do they say?"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "is empty"), (b"\xff\xfe\x00", "neither a picture"), (b"a\0b", "neither a picture")],
+    ids=["empty", "other", "zero"],
+)
+async def test_a_file_that_nobody_reads_is_refused(open_page: OpenPage, content: bytes, said: str) -> None:
+    async with open_page() as opened:
+        await until_able(opened)
+        file = {"name": "file.bin", "mimeType": "application/octet-stream", "buffer": content}
+        await opened.page.locator("#files").set_input_files(file)
+        await expect(opened.page.locator("#notice")).to_contain_text(f"file.bin {said}" if content == b"" else said)
+        await expect(opened.page.locator(".chip")).to_have_count(0)
+
+
+async def test_a_pdf_file_that_the_gateway_cannot_read_is_told(open_page: OpenPage) -> None:
+    async with open_page(refusals=True) as opened:
+        await until_able(opened)
+        file = {"name": "broken.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.4 nothing"}
+        await opened.page.locator("#files").set_input_files(file)
+        await opened.send("What does it say?")
+        await expect(opened.page.locator(".assistant .error")).to_contain_text("broken.pdf")
+
+
 async def test_a_message_is_not_sent_without_the_file_that_is_still_read(open_page: OpenPage) -> None:
     script = """() => {
         const data = new DataTransfer();
@@ -223,7 +269,6 @@ async def test_what_the_model_does_not_take_is_off_and_says_why(open_page: OpenP
     async with open_page(FakeFrontend()) as opened:
         await opened.page.locator("#model option").first.wait_for(state="attached")
         for name, why in {
-            "Attach files": f"{MODEL.name} takes only text.",
             "Take a picture": f"{MODEL.name} does not take images.",
             "Record sound": f"{MODEL.name} does not take sound.",
         }.items():
@@ -235,5 +280,6 @@ async def test_what_the_model_does_not_take_is_off_and_says_why(open_page: OpenP
         await by_paste(opened)
         await expect(opened.page.locator("#notice")).to_contain_text("does not take images")
         await expect(opened.page.locator(".chip")).to_have_count(0)
+        await opened.show("Settings")
         await opened.page.locator("summary").get_by_text("Tools").click()
         await expect(opened.page.locator("#tools-why")).to_have_text(f"{MODEL.name} does not call tools.")

@@ -106,7 +106,7 @@ async def test_a_phone(open_page: OpenPage) -> None:
     async with open_page(view=PHONE) as opened:
         page = opened.page
         await opened.ask("Hi " + "unbreakable" * 30)
-        for pane in ("Chat", "Settings", "Insight"):
+        for pane in ("Chats", "Chat", "Settings", "Insight"):
             await page.get_by_role("button", name=pane, exact=True).tap()
             await expect(page.locator(f"#{pane.lower()}-pane")).to_be_visible()
             assert await page.evaluate("document.documentElement.scrollWidth") == 390
@@ -211,7 +211,7 @@ async def test_a_clipboard_that_refuses(open_page: OpenPage) -> None:
     async with open_page() as opened:
         await opened.ask("Hi")
         await opened.page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('no')); }")
-        await opened.page.get_by_role("button", name="Copy").click()
+        await opened.page.locator(".assistant").get_by_role("button", name="Copy").click()
         await expect(opened.page.locator("#notice")).to_contain_text("did not copy")
 
 

@@ -17,6 +17,7 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 async def pane(opened: Opened, title: str, field: str) -> Locator:
     """Open a pane. Its field."""
+    await opened.show("Settings")
     await opened.page.locator("summary").get_by_text(title).click()
     return opened.page.locator(f"textarea[name={field}]")
 

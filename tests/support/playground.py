@@ -58,6 +58,10 @@ class Opened:
         await self.page.get_by_label("Message", exact=True).fill(text)
         await self.page.keyboard.press("Enter")
 
+    async def show(self, pane: str) -> None:
+        """Choose a pane by its button."""
+        await self.page.get_by_role("button", name=pane, exact=True).click()
+
     async def ask(self, text: str) -> None:
         """Send a message, and wait until its answer is complete."""
         facts = self.page.locator(".facts:visible")

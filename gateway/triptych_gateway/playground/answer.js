@@ -1,11 +1,9 @@
 // An answer as it is received: how the chunks of a stream change it, and what it cost.
 
-let lastId = 0;
-
 /** A message that nothing was received for yet. */
-export function newAnswer(now) {
+export function newAnswer(now, model) {
   return {
-    id: ++lastId, role: "assistant", version: 0, live: true,
+    role: "assistant", model, version: 0, live: true,
     text: "", reasoning: "", tokens: [], calls: [], showTokens: true,
     finish: null, error: null, usage: null, media: [], timings: null,
     sentAt: now, firstAt: null, endAt: null,
@@ -14,7 +12,7 @@ export function newAnswer(now) {
 
 /** A message of the user. */
 export function newQuestion(text, media) {
-  return { id: ++lastId, role: "user", version: 0, text, media };
+  return { role: "user", version: 0, text, media };
 }
 
 /** Apply a chunk of the stream to an answer. */
@@ -53,8 +51,9 @@ export function endAnswer(answer, now, { stopped = false, error = null } = {}) {
   answer.version += 1;
 }
 
-/** Output tokens per second between the first and the last token; null if that is not known. */
-export function tokensPerSecond({ usage, timings }) {
-  if (!usage || !timings?.decode_ms || usage.completion_tokens < 2) return null;
-  return ((usage.completion_tokens - 1) / timings.decode_ms) * 1000;
+/** Output tokens per second between the first and the last token; null if that is not known. Before the end, as the browser saw it. */
+export function tokensPerSecond({ usage, timings, live, firstAt }, now) {
+  const ms = live ? now - firstAt : timings?.decode_ms;
+  if (!usage || !ms || usage.completion_tokens < 2) return null;
+  return ((usage.completion_tokens - 1) / ms) * 1000;
 }

@@ -2,8 +2,8 @@
 
 import { send, stop } from "./chat.js";
 import { button, byId, h, renderOnce, setText } from "./dom.js";
-import { attachmentOf, kindOf, record, snapshot, whyNoDevices } from "./media.js";
-import { change, modelOf, state, whyNot } from "./state.js";
+import { attachmentOf, kindOf, record, snapshot, urlOf, whyNoDevices } from "./media.js";
+import { change, state, whyNot } from "./state.js";
 
 /** The recording in progress, or null: a promise of the function that ends it. */
 let recording = null;
@@ -78,7 +78,7 @@ function wireFiles() {
 export async function attach(files) {
   for (const file of [...files]) {
     const kind = kindOf(file);
-    const why = kind ? whyNot(state, kind) : "It is no picture, sound or video.";
+    const why = whyNot(state, kind);
     try {
       if (why) throw new Error(`${file.name || "The file"} was not attached. ${why}`);
       const attachment = await read(file);
@@ -103,7 +103,6 @@ async function read(file) {
 }
 
 function detach(attachment) {
-  URL.revokeObjectURL(attachment.url);
   change((state) => { state.draft.media = state.draft.media.filter((other) => other !== attachment); });
   byId("message").focus();
 }
@@ -169,15 +168,14 @@ export function renderComposer(state) {
   const { media, isRecording, isCameraOn } = state.draft;
   renderOnce(byId("attachments"), media, () => media.map(chip));
   byId("attachments").hidden = media.length === 0;
-  byId("send").hidden = state.live !== null;
-  byId("stop").hidden = state.live === null;
-  allow("attach", modelOf(state)?.triptych.modalities.length === 0 ? `${state.model} takes only text.` : "", "Attach files");
+  byId("send").hidden = state.chat.live !== null;
+  byId("stop").hidden = state.chat.live === null;
+  allow("attach", whyNot(state, "file"), "Attach files");
   allow("camera", whyNot(state, "image") || whyNoDevices(), "Take a picture");
   // A recording can be ended in any case.
   const whyNoSound = isRecording ? "" : whyNot(state, "audio") || whyNoDevices();
   allow("microphone", whyNoSound, isRecording ? "Stop recording" : "Record sound");
   byId("microphone").setAttribute("aria-pressed", String(isRecording));
-  byId("files").accept = (modelOf(state)?.triptych.modalities ?? []).map((kind) => `${kind}/*`).join(",");
   byId("camera-take").disabled = !isCameraOn;
   setText(byId("notice"), state.notice);
   setText(byId("status"), state.status);
@@ -193,11 +191,15 @@ function allow(id, why, label) {
 
 function chip(attachment) {
   const remove = button("×", () => detach(attachment), { class: "remove", "aria-label": `Remove ${attachment.name}` });
-  return h("li", { class: `chip ${attachment.kind}` }, preview(attachment), h("span", { class: "chip-name" }, attachment.name), remove);
+  const name = attachment.kind !== "file" && h("span", { class: "chip-name" }, attachment.name);
+  return h("li", { class: `chip ${attachment.kind}` }, preview(attachment), name, remove);
 }
 
-/** A picture, or a player. */
-export function preview({ kind, name, url }) {
-  if (kind === "image") return h("img", { src: url, alt: name });
-  return h(kind, { src: url, controls: true, preload: "metadata", "aria-label": name });
+/** A picture, a player, or a document to download. */
+export function preview(attachment) {
+  const { kind, name } = attachment;
+  const src = urlOf(attachment);
+  if (kind === "image") return h("img", { src, alt: name });
+  if (kind === "file") return h("a", { class: "document", href: src, download: name }, name);
+  return h(kind, { src, controls: true, preload: "metadata", "aria-label": name });
 }

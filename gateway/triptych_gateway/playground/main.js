@@ -1,22 +1,31 @@
 // The page: connects the controls, renders the state.
 
 import { findModels } from "./api.js";
-import { clear, stop } from "./chat.js";
+import { stop } from "./chat.js";
+import { startChat, wireChats } from "./chats/chats.js";
+import { renderList, wireList } from "./chats/list.js";
 import { renderComposer, wireComposer } from "./composer.js";
-import { renderConversation } from "./conversation.js";
+import { renderConversation } from "./conversation/conversation.js";
 import { byId, h, renderOnce, setText } from "./dom.js";
-import { followLoad, renderLoad } from "./load.js";
+import { followLoad, renderLoad } from "./insight/load.js";
+import { renderTimeline } from "./insight/timeline.js";
+import { wireTokens } from "./insight/tokens.js";
+import { keepSettings, readKept } from "./presets.js";
 import { renderSettings, wireSettings } from "./settings.js";
 import { change, onChange, setKey, whyNoChat, whyNot } from "./state.js";
-import { renderTimeline } from "./timeline.js";
-import { wireTokens } from "./tokens.js";
 
-const PANES = ["chat", "settings", "insight"];
+const PANES = ["chats", "chat", "settings", "insight"];
+/** Those that share the left side of a wide page. */
+const SIDES = ["chats", "settings"];
+
+/** As in style.css. */
+const isWide = matchMedia("(min-width: 1081px)");
 
 /** Show the whole state. */
 function render(state) {
   renderHeader(state);
   renderKeyDialog(state);
+  renderList(state);
   renderConversation(state);
   renderComposer(state);
   renderSettings(state);
@@ -24,7 +33,7 @@ function render(state) {
   renderLoad(state);
 }
 
-function renderHeader({ models, model, pane, key, ...state }) {
+function renderHeader({ models, model, pane, side, key, ...state }) {
   const select = byId("model");
   renderOnce(select, models, () => models.map(({ id }) => h("option", { value: id }, id)));
   if (select.value !== model) select.value = model; // setting the same would disturb a list that is open
@@ -32,8 +41,9 @@ function renderHeader({ models, model, pane, key, ...state }) {
   byId("trouble").hidden = trouble === "";
   setText(byId("trouble"), trouble);
   setText(byId("key-button"), key ? "Key ✓" : "Key");
-  document.body.dataset.pane = pane;
-  for (const name of PANES) byId(`tab-${name}`).setAttribute("aria-pressed", String(name === pane));
+  Object.assign(document.body.dataset, { pane, side });
+  const shown = isWide.matches ? side : pane;
+  for (const name of PANES) byId(`tab-${name}`).setAttribute("aria-pressed", String(name === shown));
   byId("try-picture").hidden = whyNot({ models, model }, "image") !== "";
 }
 
@@ -64,13 +74,21 @@ function wireKeyDialog() {
 }
 
 function wireHeader() {
-  byId("model").addEventListener("change", ({ target }) => change((state) => { state.model = target.value; }));
+  byId("model").addEventListener("change", ({ target }) => {
+    change((state) => { state.model = target.value; });
+    keepSettings();
+  });
   byId("new").addEventListener("click", () => {
-    clear();
-    change((state) => { state.pane = "chat"; });
+    startChat();
     byId("message").focus();
   });
-  for (const name of PANES) byId(`tab-${name}`).addEventListener("click", () => change((state) => { state.pane = name; }));
+  isWide.addEventListener("change", () => change(() => {}));
+  for (const name of PANES) {
+    byId(`tab-${name}`).addEventListener("click", () => change((state) => {
+      state.pane = name;
+      if (SIDES.includes(name)) state.side = name;
+    }));
+  }
 }
 
 /** Copy a text. Says how that went. */
@@ -104,6 +122,7 @@ function wireDocument() {
   byId("try-picture").addEventListener("click", () => byId("files").click());
 }
 
+readKept();
 onChange(render);
 wireHeader();
 wireKeyDialog();
@@ -111,6 +130,8 @@ wireComposer();
 wireSettings();
 wireTokens(byId("log"));
 wireDocument();
+wireList();
+wireChats();
 change(() => {});
 findModels();
 followLoad();

@@ -1,4 +1,4 @@
-// Files for the model: pictures, sounds, videos. What the gateway does not read is converted in the browser.
+// Files for the model: pictures, sounds, videos, documents. What the gateway does not read is converted in the browser.
 
 /** Sound formats that the gateway takes as they are. */
 const SOUNDS = {
@@ -9,24 +9,61 @@ const PICTURES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 /** Sample rate of converted sounds, in Hz: what speech models hear. */
 const SAMPLE_RATE = 16000;
 
-/** image, audio or video; null for other files. */
+/** image, audio, video, or file: any other one, which is a document. */
 export function kindOf(file) {
   const [kind] = file.type.split("/");
-  return ["image", "audio", "video"].includes(kind) ? kind : null;
+  return ["image", "audio", "video"].includes(kind) ? kind : "file";
 }
 
-/** An attachment: { kind, name, format, dataUrl, url }. `url` is for previews. Throws Error if the file cannot be read. */
+/** An attachment: { kind, name, format, dataUrl }. Throws Error if the file cannot be read. */
 export async function attachmentOf(file) {
   const kind = kindOf(file);
   let blob = file;
   let format = null;
+  if (kind === "file") await checkDocument(file);
   if (kind === "image" && !PICTURES.includes(file.type)) blob = await pngOf(file);
   if (kind === "audio") {
     format = SOUNDS[file.type.split(";")[0]] ?? null;
     if (format === null || file.type.includes("opus")) [blob, format] = [await wavOf(file), "wav"];
   }
-  const name = file.name || { image: "Picture", audio: "Sound", video: "Video" }[kind];
-  return { kind, name, format, dataUrl: await dataUrlOf(blob), url: URL.createObjectURL(blob) };
+  const name = file.name || { image: "Picture", audio: "Sound", video: "Video", file: "Document" }[kind];
+  return { kind, name, format, dataUrl: await dataUrlOf(blob) };
+}
+
+/** Throws Error unless the gateway reads the file: text in UTF-8 or PDF. */
+async function checkDocument(file) {
+  const bytes = new Uint8Array(await file.arrayBuffer().catch(unreadable(file.name)));
+  if (bytes.length === 0) throw new Error(`${file.name} is empty.`);
+  if (new TextDecoder().decode(bytes.subarray(0, 5)) === "%PDF-") return;
+  try {
+    if (!new TextDecoder("utf-8", { fatal: true }).decode(bytes).includes("\0")) return;
+  } catch {
+    // Not UTF-8.
+  }
+  throw new Error(`${file.name} was not attached. It is neither a picture, a sound, a video, text in UTF-8, nor PDF.`);
+}
+
+/** attachment -> address of its content */
+const urls = new Map();
+
+/** An address of an attachment's content, for previews. */
+export function urlOf(attachment) {
+  if (!urls.has(attachment)) urls.set(attachment, URL.createObjectURL(blobOf(attachment.dataUrl)));
+  return urls.get(attachment);
+}
+
+/** Give the memory of previews back, except those of some attachments. */
+export function releaseUrls(kept) {
+  for (const [attachment, url] of urls) {
+    if (kept.includes(attachment)) continue;
+    URL.revokeObjectURL(url);
+    urls.delete(attachment);
+  }
+}
+
+function blobOf(dataUrl) {
+  const [head, content] = dataUrl.split(",");
+  return new Blob([Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0))], { type: /^data:([^;]*)/.exec(head)[1] });
 }
 
 function dataUrlOf(blob) {

@@ -1,5 +1,7 @@
 // From the state to the body of POST /v1/chat/completions.
 
+import { pathOf } from "./chats/tree.js";
+
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "frequency_penalty", "presence_penalty"];
 /** Settings that are numbers. */
 export const NUMBERS = [...SAMPLING, "top_logprobs"];
@@ -17,9 +19,9 @@ export function requestOf(state) {
   const { settings } = state;
   const body = {
     model: state.model,
-    messages: conversation(state.messages),
+    messages: conversation(pathOf(state.chat)),
     stream: true,
-    stream_options: { include_usage: true },
+    stream_options: { include_usage: true, continuous_usage_stats: true },
   };
   if (settings.system.trim() !== "") body.messages.unshift({ role: "system", content: settings.system });
   for (const name of SAMPLING) if (settings[name] !== "") body[name] = numberOf(name, settings[name]);
@@ -91,7 +93,8 @@ function userMessage({ text, media }) {
   return { role: "user", content: text === "" ? parts : [...parts, { type: "text", text }] };
 }
 
-function partOf({ kind, format, dataUrl }) {
+function partOf({ kind, name, format, dataUrl }) {
+  if (kind === "file") return { type: "file", file: { filename: name, file_data: dataUrl } };
   if (kind === "audio") return { type: "input_audio", input_audio: { data: dataUrl.slice(dataUrl.indexOf(",") + 1), format } };
   return { type: `${kind}_url`, [`${kind}_url`]: { url: dataUrl } };
 }

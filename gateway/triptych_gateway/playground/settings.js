@@ -2,6 +2,7 @@
 
 import { FieldError, numberOf, NUMBERS, schemaOf, toolsOf } from "./request.js";
 import { byId, setText } from "./dom.js";
+import { keepSettings, renderPresets, wirePresets } from "./presets.js";
 import { change, modelOf, state } from "./state.js";
 
 const EXAMPLES = {
@@ -33,6 +34,17 @@ export function wireSettings() {
       take(name, form.elements[name].value);
     });
   }
+  wirePresets(showSettings);
+  showSettings();
+}
+
+/** Write the settings into their fields. */
+function showSettings() {
+  const { elements } = byId("settings");
+  for (const [name, value] of Object.entries(state.settings)) {
+    if (typeof value === "boolean") elements[name].checked = value;
+    else elements[name].value = value;
+  }
 }
 
 /** The value of a field; NaN if the browser cannot read its number. */
@@ -53,10 +65,12 @@ function take(name, value) {
       state.faults[name] = error.message;
     }
   });
+  keepSettings();
 }
 
 /** Show what is wrong with settings, and which of them the model does not honour. */
 export function renderSettings({ faults, settings }) {
+  renderPresets(state);
   const form = byId("settings");
   for (const field of form.elements) {
     if (!field.name) continue;

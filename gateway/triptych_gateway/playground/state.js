@@ -1,6 +1,15 @@
 // The state of the page: one object. Every change goes through `change`, which renders the page before the next frame.
 
+import { newChat, pathOf } from "./chats/tree.js";
+
 const KEY = "triptych-api-key";
+
+/** The settings of a page that nothing was chosen on: the model's own. */
+export const defaults = {
+  system: "", temperature: "", top_p: "", top_k: "", min_p: "", max_tokens: "", seed: "",
+  frequency_penalty: "", presence_penalty: "", stop: "", tools: "", tool_choice: "auto", schema: "",
+  logprobs: false, top_logprobs: "5",
+};
 
 export const state = {
   /** API key, kept for this tab only. */
@@ -12,20 +21,28 @@ export const state = {
   model: "",
   /** Why the gateway does not answer; empty while it does. */
   trouble: "",
-  /** User and assistant messages, oldest first. */
-  messages: [],
+  /** The chat that is shown: see chats/tree.js. While an answer of it is received, `live` is its AbortController. */
+  chat: newChat(),
+  /** What is listed of the chats of this browser, newest first: { id, title, at, text }. */
+  chats: [],
+  /** Words that listed chats have. */
+  search: "",
+  /** What is said below the list of chats. */
+  chatsNotice: "",
+  /** Id of the question that is edited, or null. */
+  editing: null,
   draft: { media: [], numReading: 0, isRecording: false, isCameraOn: false },
-  settings: {
-    system: "", temperature: "", top_p: "", top_k: "", min_p: "", max_tokens: "", seed: "",
-    frequency_penalty: "", presence_penalty: "", stop: "", tools: "", tool_choice: "auto", schema: "",
-    logprobs: false, top_logprobs: "5",
-  },
+  settings: { ...defaults },
+  /** Name -> settings. */
+  presets: {},
+  /** Name of the preset that was chosen; empty for none. */
+  preset: "",
   /** Name of a setting -> what is wrong with it. */
   faults: {},
-  /** AbortController of the answer that is being received, or null. */
-  live: null,
-  /** Which pane is shown where only one has room: chat, settings or insight. */
+  /** Which pane is shown where only one has room: chats, chat, settings or insight. */
   pane: "chat",
+  /** Which pane is at the left where there is room for three: chats or settings. */
+  side: "chats",
   /** Id of the answer whose timeline is shown; null for the last one. */
   shown: null,
   /** Another object after each answer of the gateway, and each new trouble. */
@@ -77,11 +94,12 @@ export function whyNoChat(state) {
 export function whyNot(state, kind) {
   const model = modelOf(state);
   if (model === undefined) return "No model is known yet.";
+  if (kind === "file") return ""; // the gateway makes text of it
   return model.triptych.modalities.includes(kind) ? "" : `${model.id} does not take ${kind === "audio" ? "sound" : `${kind}s`}.`;
 }
 
 /** The answer whose timeline is shown. */
 export function shownAnswer(state) {
-  const answers = state.messages.filter((message) => message.role === "assistant");
+  const answers = pathOf(state.chat).filter((message) => message.role === "assistant");
   return answers.find((message) => message.id === state.shown) ?? answers.at(-1);
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import posixpath
 import re
 
 import httpx
@@ -10,7 +12,11 @@ from support.fakes.frontend import FakeFrontend
 from support.fakes.gateway import gateway_client
 from triptych_gateway.apis.operations.playground import assets
 
+from tools.vendor_playground import LIBRARIES
+
 FILES = sorted(assets().keys() - {"index.html"})
+#: Our own modules.
+OWN = [name for name in FILES if name.endswith(".js") and not name.startswith("vendor/")]
 
 
 async def page_and_files(client: httpx.AsyncClient) -> list[httpx.Response]:
@@ -27,8 +33,10 @@ async def test_all_files_are_served_without_a_key_and_with_strict_headers() -> N
         policy = dict(rule.split(" ", 1) for rule in response.headers["content-security-policy"].split("; "))
         assert policy["default-src"] == "'none'"
         assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        # Only DOMPurify makes HTML of a text.
+        assert (policy["require-trusted-types-for"], policy["trusted-types"]) == ("'script'", "dompurify")
     types = {response.headers["content-type"].partition(";")[0] for response in responses}
-    assert types == {"text/html", "text/css", "text/javascript", "image/svg+xml"}
+    assert types == {"text/html", "text/css", "text/javascript", "image/svg+xml", "text/plain"}
 
 
 async def test_the_page_names_only_files_that_are_there() -> None:
@@ -37,8 +45,10 @@ async def test_the_page_names_only_files_that_are_there() -> None:
     assert "<style" not in page
     assert not re.search(r"<script(?! type=\"module\" src=)| style=| on\w+=", page)
     named = set(re.findall(r'(?:src|href)="playground/([^"]+)"', page))
-    named |= {name for asset in assets().values() for name in re.findall(r'from "\./([^"]+)"', asset.content.decode())}
-    assert named == set(FILES)
+    for name in OWN:
+        found = re.findall(r'from "(\.[^"]+)"', assets()[name].content.decode())
+        named |= {posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) for path in found}
+    assert named | {"vendor/LICENSES.txt"} == set(FILES)
 
 
 async def test_a_browser_that_has_a_file_gets_304() -> None:
@@ -89,8 +99,16 @@ async def test_files_are_one_route_in_the_metrics() -> None:
 
 
 def test_no_module_builds_html_from_text() -> None:
-    sources = {name: asset.content.decode() for name, asset in assets().items() if name.endswith(".js")}
+    sources = {name: assets()[name].content.decode() for name in OWN}
     forbidden = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|srcdoc")
     assert {name for name, source in sources.items() if forbidden.search(source)} == set()
-    too_long = {name for name, asset in assets().items() if asset.content.count(b"\n") > 300}
-    assert too_long == set()
+    assert [name for name, source in sources.items() if "vendor/purify.js" in source] == ["conversation/html.js"]
+    assert {name for name, source in sources.items() if source.count("\n") > 300} == set()
+
+
+def test_libraries_are_those_of_their_packages() -> None:
+    """Nobody changed them by hand: `python -m tools.vendor_playground` writes them with their licences."""
+    licences = assets()["vendor/LICENSES.txt"].content.decode()
+    for name, (package, version, _, digest) in LIBRARIES.items():
+        assert hashlib.sha256(assets()[f"vendor/{name}"].content).hexdigest() == digest, name
+        assert f"{package} {version}, " in licences

@@ -21,8 +21,7 @@ def test_in_node(module: str, tmp_path: Path) -> None:
     # Node takes .js files for modules only where a package says so.
     (tmp_path / "package.json").write_text('{"type": "module"}')
     shutil.copy(HERE / f"{module}.test.js", tmp_path)
-    for source in PLAYGROUND.glob("*.js"):
-        shutil.copy(source, tmp_path)
+    shutil.copytree(PLAYGROUND, tmp_path, dirs_exist_ok=True)
     result = subprocess.run([node, "--test", f"{module}.test.js"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "# pass 0" not in result.stdout

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Self
 
 from fastapi import FastAPI, Request, Response
@@ -18,9 +20,11 @@ from triptych_gateway.access.routes import Access, AccessRouter
 _FOLDER = "/playground"
 _PAGE = "index.html"
 _HEADERS = {
-    # The page may load its own files and call this gateway. `blob:` is for previews of the files that the user attaches.
+    # The page may load its own files and call this gateway. `blob:` is for previews of the files that the user attaches. Only
+    # DOMPurify may make HTML of a text.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
-    "media-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "media-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types dompurify",
     "permissions-policy": "camera=(self), microphone=(self), geolocation=()",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
@@ -61,9 +65,16 @@ class Asset:
 
 @cache
 def assets() -> dict[str, Asset]:
-    """The files of the playground by name. They are read once."""
-    folder = files("triptych_gateway") / "playground"
-    return {path.name: Asset.of(path.name, path.read_bytes()) for path in folder.iterdir() if path.is_file()}
+    """The files of the playground by their paths in its folder. They are read once."""
+    return {name: Asset.of(name, content) for name, content in _contents(files("triptych_gateway") / "playground")}
+
+
+def _contents(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+    for path in folder.iterdir():
+        if path.is_file():
+            yield prefix + path.name, path.read_bytes()
+        else:
+            yield from _contents(path, f"{prefix}{path.name}/")
 
 
 @router.api_route("/", methods=["GET", "HEAD"])

@@ -18,6 +18,7 @@ from support.batches import error_of, upload
 from support.fakes.frontend import MODEL, FakeFrontend
 from support.fakes.gateway import gateway_client, gateway_server
 from support.keys import KeyStore
+from support.pdf import pdf
 from support.sdk import openai_client
 from support.waiting import until
 from triptych.v1 import common_pb2, generation_pb2
@@ -27,25 +28,6 @@ from triptych_gateway import pdf as pdf_module
 _SMALL = "from triptych_gateway import pdf; pdf._MAX_MEMORY = 20 << 20; import sys; sys.exit(pdf.main())"
 PNG = b"\x89PNG\r\n\x1a\n not really"
 TEXT = "Grüße: 42".encode()
-
-
-def pdf(text: str) -> bytes:
-    """A PDF file of one page."""
-    content = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET".encode()
-    objects = [
-        b"<< /Type /Catalog /Pages 2 0 R >>",
-        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R /Resources << /Font << /F1 5 0 R >> >> >>",
-        b"<< /Length %d >>\nstream\n%b\nendstream" % (len(content), content),
-        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-    ]
-    body, places = b"%PDF-1.4\n", []
-    for number, one in enumerate(objects, start=1):
-        places.append(len(body))
-        body += b"%d 0 obj\n%b\nendobj\n" % (number, one)
-    table = b"".join(b"%010d 00000 n \n" % place for place in places)
-    trailer = b"trailer\n<< /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % len(body)
-    return body + b"xref\n0 6\n0000000000 65535 f \n" + table + trailer
 
 
 def parts_of(frontend: FakeFrontend, message: int = 0) -> list[str]:

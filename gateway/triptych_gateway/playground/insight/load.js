@@ -1,8 +1,8 @@
 // The live load of engines and encoders, asked for once a second while somebody can see it.
 
-import { call } from "./api.js";
-import { byId, bytes, count, h, renderOnce, svg } from "./dom.js";
-import { change, state } from "./state.js";
+import { call } from "../api.js";
+import { byId, bytes, count, h, renderOnce, svg } from "../dom.js";
+import { change, state } from "../state.js";
 
 const PERIOD_MS = 1000;
 /** The same after a refusal: of a key, for example. */

@@ -1,8 +1,8 @@
 // The timeline of an answer: where its time went, in the services and per media item.
 
-import { tokensPerSecond } from "./answer.js";
-import { byId, count, duration, h, renderOnce } from "./dom.js";
-import { shownAnswer } from "./state.js";
+import { tokensPerSecond } from "../answer.js";
+import { byId, count, duration, h, renderOnce } from "../dom.js";
+import { shownAnswer } from "../state.js";
 
 /** Where the encoder found an item: a word, and its tooltip. */
 const TIERS = {
@@ -32,7 +32,7 @@ function hint(text) {
 
 function content(answer) {
   if (answer.live) return hint("The answer is being received.");
-  if (!answer.timings) return hint("This answer has no timings, because it did not reach its end.");
+  if (!answer.timings) return hint("This answer has no timings.");
   const stages = stagesOf(answer);
   const total = Math.max(answer.endAt - answer.sentAt, sum(stages));
   return [

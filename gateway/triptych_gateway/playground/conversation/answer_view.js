@@ -1,53 +1,16 @@
-// The messages. Each has its nodes for as long as it lives; only what changed is rendered again.
+// An answer: its reasoning, text or tokens, calls of tools, what it cost.
 
-import { tokensPerSecond } from "./answer.js";
-import { retry, sendResults } from "./chat.js";
-import { preview } from "./composer.js";
-import { button, byId, count, duration, h, removeFrom, renderOnce, setText } from "./dom.js";
+import { tokensPerSecond } from "../answer.js";
+import { retry, sendResults } from "../chat.js";
+import { versionsOf } from "../chats/tree.js";
+import { button, count, duration, h, renderOnce, setText } from "../dom.js";
+import { showTokens } from "../insight/tokens.js";
+import { change } from "../state.js";
 import { showMarkdown } from "./markdown.js";
-import { change, shownAnswer } from "./state.js";
-import { showTokens } from "./tokens.js";
+import { branchButton, versionButtons } from "./question_view.js";
 
-/** message -> its view */
-const views = new WeakMap();
-
-/** Show the conversation, scrolled to its end unless the reader scrolled up. */
-export function renderConversation(state) {
-  const log = byId("log");
-  const list = byId("messages");
-  const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
-  byId("welcome").hidden = state.messages.length > 0;
-  const shown = shownAnswer(state);
-  const last = state.messages.at(-1);
-  let next = list.firstElementChild;
-  for (const message of state.messages) {
-    const view = viewOf(message);
-    if (message.role === "assistant") update(view, message, message === last, message === shown);
-    if (view.node === next) next = next.nextElementSibling;
-    else list.insertBefore(view.node, next);
-  }
-  removeFrom(next);
-  list.setAttribute("aria-busy", String(state.live !== null));
-  if (follows) log.scrollTop = log.scrollHeight;
-}
-
-function viewOf(message) {
-  if (!views.has(message)) views.set(message, message.role === "user" ? userView(message) : answerView(message));
-  return views.get(message);
-}
-
-function userView({ text, media }) {
-  const files = media.map((item) => h("li", { class: item.kind }, preview(item)));
-  const node = h(
-    "article",
-    { class: "user", "aria-label": "You" },
-    media.length > 0 && h("ul", { class: "media" }, files),
-    text && h("p", {}, text),
-  );
-  return { node };
-}
-
-function answerView(message) {
+/** The nodes of an answer. */
+export function answerView() {
   const part = (tag, name, properties = {}) => h(tag, { class: name, ...properties });
   const view = {
     thought: part("div", "thought"),
@@ -55,6 +18,7 @@ function answerView(message) {
     tokens: part("div", "text tokens", { role: "group", "aria-label": "Tokens. The arrow keys move between them." }),
     calls: part("div", "calls"),
     error: part("p", "error", { role: "alert" }),
+    pace: part("p", "pace", { "aria-live": "off" }),
     waiting: h("p", { class: "waiting", "aria-hidden": "true" }, h("span"), h("span"), h("span")),
     footer: part("footer", "facts"),
   };
@@ -62,14 +26,22 @@ function answerView(message) {
   view.node = h(
     "article",
     { class: "assistant", "aria-label": "Answer" },
-    view.reasoning, view.text, view.tokens, view.calls, view.waiting, view.error, view.footer,
+    view.reasoning, view.text, view.tokens, view.calls, view.waiting, view.pace, view.error, view.footer,
   );
-  view.node.message = message;
   return view;
 }
 
-function update(view, message, isLast, isShown) {
-  const key = `${message.version} ${isLast} ${isShown} ${message.showTokens}`;
+/**
+ * Show what is new of an answer.
+ *
+ * @param {{ chat: object, models: object[], isLast: boolean, isTimed: boolean }} place whether it ends the conversation, and whether
+ *   the timeline is its own
+ */
+export function updateAnswer(view, message, place) {
+  const { chat, isLast, isTimed } = place;
+  const versions = versionsOf(chat, message);
+  const isBusy = chat.live !== null;
+  const key = `${message.version} ${isLast} ${isTimed} ${message.showTokens} ${versions.length} ${isBusy} ${place.models.length}`;
   if (view.key === key) return;
   view.key = key;
   const asTokens = message.tokens.length > 0 && message.showTokens;
@@ -84,8 +56,10 @@ function update(view, message, isLast, isShown) {
   setText(view.error, message.error ?? "");
   view.calls.hidden = message.calls.length === 0;
   renderCalls(view.calls, message, isLast && !message.live);
+  view.pace.hidden = !message.live || message.firstAt === null;
+  if (message.live) setText(view.pace, pace(message));
   view.footer.hidden = message.live;
-  if (!message.live) renderOnce(view.footer, key, () => facts(message, isLast, isShown));
+  if (!message.live) renderOnce(view.footer, key, () => facts(message, { ...place, versions, isBusy }));
 }
 
 /** The calls of tools, and a field for the result of each where the model waits for it. */
@@ -122,16 +96,30 @@ function pretty(json) {
 
 const ENDS = { length: "cut at max tokens", stopped: "stopped" };
 
-/** What the answer cost, and what can be done with it. */
-function facts(message, isLast, isShown) {
-  const { usage, sentAt, firstAt, endAt } = message;
-  const speed = tokensPerSecond(message);
-  const texts = [
-    ENDS[message.finish],
-    usage && `${count(usage.completion_tokens)} tokens`,
+/** What an answer that is being received costs so far. */
+function pace(message) {
+  return costs(message, performance.now()).join(" · ");
+}
+
+/** Tokens, their rate, and the time to the first one, where they are known. */
+function costs(message, now) {
+  const { usage, sentAt, firstAt } = message;
+  const speed = tokensPerSecond(message, now);
+  return [
+    usage && `${count(usage.completion_tokens)} ${usage.completion_tokens === 1 ? "token" : "tokens"}`,
     speed && `${speed.toFixed(speed < 10 ? 1 : 0)}/s`,
     firstAt !== null && `first ${duration(firstAt - sentAt)}`,
-    `total ${duration(endAt - sentAt)}`,
+  ].filter(Boolean);
+}
+
+/** What the answer cost, and what can be done with it. */
+function facts(message, { models, isTimed, versions, isBusy }) {
+  const { sentAt, endAt } = message;
+  const texts = [
+    models.length > 1 && message.model,
+    ENDS[message.finish],
+    ...costs(message),
+    endAt !== null && `total ${duration(endAt - sentAt)}`,
   ].filter(Boolean);
   const show = () => change((state) => { state.shown = message.id; state.pane = state.pane === "chat" ? "insight" : state.pane; });
   const toggle = () => change(() => { message.showTokens = !message.showTokens; });
@@ -140,10 +128,12 @@ function facts(message, isLast, isShown) {
     h(
       "span",
       { class: "actions" },
-      message.timings && button("Timeline", show, { "aria-pressed": String(isShown) }),
+      versionButtons(message, versions, isBusy),
+      message.timings && button("Timeline", show, { "aria-pressed": String(isTimed) }),
       message.tokens.length > 0 && button(message.showTokens ? "As text" : "As tokens", toggle),
       message.text && button("Copy", null, { "data-copy": message.text }),
-      isLast && button(message.error ? "Try again" : "Again", retry),
+      branchButton(message),
+      !isBusy && button(message.error ? "Try again" : "Again", () => retry(message)),
     ),
   ];
 }

@@ -1,6 +1,6 @@
 // Tokens with their log probabilities: tinted by doubt, with a card of alternatives on hover and by the arrow keys.
 
-import { byId, h } from "./dom.js";
+import { byId, h } from "../dom.js";
 
 /** Key -> the token that it moves to, from another one. */
 const NEIGHBOURS = {

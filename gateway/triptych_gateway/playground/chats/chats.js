@@ -1,0 +1,140 @@
+// Opening, keeping, renaming, deleting the chats of this browser. The page's address names the one that is open.
+
+import { change, state } from "../state.js";
+import * as store from "./store.js";
+import { exported, imported } from "./transfer.js";
+import { branchOf, newChat, textOf } from "./tree.js";
+
+/** Chats that were left while they were being answered: id -> chat. */
+const left = new Map();
+/** Ids of chats that were deleted while they were being answered. */
+const deleted = new Set();
+const CLOSED = "The page was closed before the end of this answer.";
+
+/** Find the chats, and open the one that the address names. Called once. */
+export async function wireChats() {
+  addEventListener("hashchange", followAddress);
+  // Another tab may have changed them.
+  document.addEventListener("visibilitychange", () => document.hidden || findChats());
+  await findChats();
+  await followAddress();
+}
+
+async function findChats() {
+  const chats = await attempt("The chats of this browser cannot be read", store.list);
+  if (chats) change((state) => { state.chats = chats.sort((one, other) => other.at - one.at); });
+}
+
+async function followAddress() {
+  const id = /^#chat-(\w+)$/.exec(location.hash)?.[1];
+  if (id && id !== state.chat.id) await open(id);
+  else if (location.hash === "" && state.chat.all.length) show(newChat());
+}
+
+async function open(id) {
+  const chat = left.get(id) ?? (await attempt("The chat cannot be read", () => read(id)));
+  left.delete(id);
+  if (chat) {
+    show(chat);
+  } else {
+    startChat();
+    change((state) => { state.notice = "This browser has no such chat."; });
+  }
+}
+
+async function read(id) {
+  const chat = await store.load(id);
+  for (const message of chat?.all ?? []) if (message.live) Object.assign(message, { live: false, error: CLOSED });
+  return chat && { ...chat, live: null };
+}
+
+/** Show a chat. One that is being answered goes on. */
+function show(chat) {
+  if (state.chat.live) left.set(state.chat.id, state.chat);
+  change((state) => Object.assign(state, { chat, editing: null, shown: null, notice: "", status: "", pane: "chat" }));
+}
+
+/** Begin a new chat. */
+export function startChat() {
+  history.pushState(null, "", location.pathname + location.search);
+  show(newChat());
+}
+
+/** Write a chat, unless it was deleted. One that has no title yet gets its first words. */
+export async function keep(chat) {
+  if (deleted.has(chat.id)) return;
+  chat.title ||= titleOf(chat.all[0]);
+  if (chat === state.chat) history.replaceState(null, "", `#chat-${chat.id}`);
+  await write(chat);
+}
+
+async function write(chat) {
+  const { id, title, at } = chat;
+  const text = textOf(chat);
+  await attempt("This chat is not kept", () => store.save(chat, text));
+  change((state) => {
+    const others = state.chats.filter((other) => other.id !== id);
+    state.chats = [{ id, title, at, text }, ...others].sort((one, other) => other.at - one.at);
+  });
+}
+
+function titleOf({ text, media }) {
+  return text.trim().slice(0, 80) || media[0].name;
+}
+
+/** Rename a chat. */
+export async function rename(id, title) {
+  const chat = await whole(id);
+  if (chat) await write(Object.assign(chat, { title }));
+}
+
+/** Delete a chat, or all of them if `id` is null. */
+export async function remove(id = null) {
+  const isGone = (chat) => id === null || chat.id === id;
+  const open = [state.chat, ...left.values()].filter(isGone);
+  for (const chat of open) {
+    deleted.add(chat.id);
+    left.delete(chat.id);
+    chat.live?.abort();
+  }
+  await attempt("The chat is not deleted", () => (id === null ? store.removeAll() : store.remove(id)));
+  change((state) => { state.chats = state.chats.filter((chat) => !isGone(chat)); });
+  if (isGone(state.chat)) startChat();
+}
+
+/** Begin a chat with a copy of the conversation up to a message. */
+export function branch(message) {
+  const chat = branchOf(state.chat, message);
+  history.pushState(null, "", `#chat-${chat.id}`);
+  show(chat);
+  keep(chat);
+  change((state) => { state.notice = "A copy of the chat up to here"; });
+}
+
+/** The text of a file with a chat, or with all. */
+export async function exportChats(ids = state.chats.map((chat) => chat.id)) {
+  const chats = await Promise.all(ids.map(whole));
+  return exported(chats.filter(Boolean));
+}
+
+/** Add the chats of a file, and show the last of them. Throws Error if it is no such file. */
+export async function importChats(text) {
+  const chats = imported(text);
+  for (const chat of chats) await write(chat);
+  return chats.length;
+}
+
+/** A chat as it is now, with its messages. */
+async function whole(id) {
+  return id === state.chat.id ? state.chat : (left.get(id) ?? read(id));
+}
+
+/** Do something with the store. If it fails, the page says so, and goes on without. */
+async function attempt(what, act) {
+  try {
+    return await act();
+  } catch (error) {
+    change((state) => { state.notice = `${what}: ${error.message}`; });
+    return undefined;
+  }
+}

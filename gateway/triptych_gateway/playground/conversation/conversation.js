@@ -1,0 +1,43 @@
+// The messages. Each has its nodes for as long as the chat is shown; only what changed is rendered again.
+
+import { pathOf } from "../chats/tree.js";
+import { byId, removeFrom } from "../dom.js";
+import { releaseUrls } from "../media.js";
+import { shownAnswer } from "../state.js";
+import { answerView, updateAnswer } from "./answer_view.js";
+import { questionView, updateQuestion } from "./question_view.js";
+
+/** The chat that is shown, and message -> its view. */
+let shown = null;
+let views = new Map();
+
+/** Show the conversation, scrolled to its end unless the reader scrolled up. */
+export function renderConversation(state) {
+  const log = byId("log");
+  const list = byId("messages");
+  if (shown !== state.chat) {
+    shown = state.chat;
+    views = new Map();
+    releaseUrls(state.draft.media);
+  }
+  const path = pathOf(state.chat);
+  const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+  byId("welcome").hidden = path.length > 0;
+  const timed = shownAnswer(state);
+  let next = list.firstElementChild;
+  for (const message of path) {
+    const view = viewOf(message);
+    if (message.role === "user") updateQuestion(view, message, state);
+    else updateAnswer(view, message, { chat: state.chat, models: state.models, isLast: message === path.at(-1), isTimed: message === timed });
+    if (view.node === next) next = next.nextElementSibling;
+    else list.insertBefore(view.node, next);
+  }
+  removeFrom(next);
+  list.setAttribute("aria-busy", String(state.chat.live !== null));
+  if (follows) log.scrollTop = log.scrollHeight;
+}
+
+function viewOf(message) {
+  if (!views.has(message)) views.set(message, message.role === "user" ? questionView(message) : answerView());
+  return views.get(message);
+}
