@@ -13,7 +13,7 @@ from support.fakes.frontend import FakeFrontend, fails, says
 from support.playground import PHONE, Opened, OpenPage
 from triptych.errors import ServiceUnavailableError
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 PICTURE = Path(__file__).parents[2] / "examples" / "three-shapes.png"
 
 
@@ -293,6 +293,23 @@ async def test_settings_that_somebody_else_wrote_are_not_taken(open_page: OpenPa
     assert not opened.frontend.request.options.sampling.ListFields()
 
 
+async def test_the_model_that_was_chosen_is_kept(open_page: OpenPage) -> None:
+    async with open_page() as opened:
+        page = opened.page
+        await page.locator("#model option").first.wait_for(state="attached")
+        [model] = await page.evaluate("async () => (await (await fetch('v1/models')).json()).data")
+        listed = {"data": [model, model | {"id": "another/model"}]}
+        await page.route("**/v1/models", lambda route: route.fulfill(json=listed))
+        await page.reload()
+        await page.get_by_label("Model", exact=True).select_option("another/model")
+        await page.reload()
+        await expect(page.get_by_label("Model", exact=True)).to_have_value("another/model")
+        await page.get_by_label("Model", exact=True).select_option(model["id"])
+        await opened.ask("Hi")
+        # Where there are several models, an answer says which one gave it.
+        await expect(page.locator(".facts")).to_contain_text(model["id"])
+
+
 async def test_chats_on_a_phone(open_page: OpenPage) -> None:
     async with open_page(view=PHONE) as opened:
         await opened.ask("First")
@@ -312,6 +329,7 @@ async def test_the_pace_of_an_answer_is_live(open_page: OpenPage) -> None:
     async with open_page(frontend) as opened:
         await opened.send("Count")
         await expect(opened.page.locator(".pace")).to_contain_text(re.compile(r"^1 token · first \d"))
+        await opened.page.wait_for_timeout(600)  # for a rate that means something
         frontend.script.gate.release()
         await expect(opened.page.locator(".pace")).to_contain_text(re.compile(r"^2 tokens · [\d.]+/s · first \d"))
         frontend.script.gate.release()

@@ -118,6 +118,7 @@ async def test_hostile_files_with_chats(open_page: OpenPage) -> None:
             {"name": f"{evil}.json", "mimeType": "application/json", "buffer": file}
         )
         await opened.page.locator("#chats li > a").click()
+        await expect(opened.page.locator("#chats li > a")).to_have_text(evil)
         await check(opened, ".assistant .markdown")
         await expect(opened.page.locator(".user > p")).to_have_text(evil)
         await expect(opened.page.locator(".user .document")).to_have_attribute("download", evil)

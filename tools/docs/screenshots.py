@@ -20,6 +20,9 @@ from .page import ROOT
 _FIGURES = ROOT / "docs" / "figures"
 _PICTURE = ROOT / "examples" / "three-shapes.png"
 _QUESTION = "Where is the triangle?"
+#: Of chats that are listed.
+_EARLIER = ("Explain in two sentences why the sky is blue.", "What is the capital of France?")
+_CODE = "Write a Python function that adds two numbers. Answer with a code block."
 #: Longest wait for an answer, in milliseconds.
 _TIMEOUT_MS = 60_000
 _MAX_BYTES = 150_000
@@ -33,16 +36,16 @@ class View:
     width: int
     height: int
     scheme: str = "light"
-    #: Which pane is shown where only one has room.
-    pane: str = ""
+    #: Which pane is shown where several share the room.
+    pane: str = "Chats"
     is_phone: bool = False
     with_tokens: bool = False
 
 
 VIEWS = (
     View("playground-light", 1440, 900),
-    View("playground-dark", 1440, 900, scheme="dark", with_tokens=True),
-    View("playground-phone", 390, 844, is_phone=True),
+    View("playground-dark", 1440, 900, scheme="dark", pane="Settings", with_tokens=True),
+    View("playground-phone", 390, 844, pane="Chat", is_phone=True),
     View("playground-phone-insight", 390, 844, is_phone=True, pane="Insight"),
 )
 
@@ -61,7 +64,7 @@ def main() -> None:
 
 
 def picture(browser: Browser, view: View, url: str) -> bytes:
-    """A conversation about a picture, as PNG."""
+    """A conversation, as PNG."""
     options: dict[str, Any] = {"viewport": {"width": view.width, "height": view.height}, "color_scheme": view.scheme}
     if view.is_phone:
         options |= {"device_scale_factor": 2, "is_mobile": True, "has_touch": True}
@@ -70,20 +73,26 @@ def picture(browser: Browser, view: View, url: str) -> bytes:
         page.set_default_timeout(_TIMEOUT_MS)
         page.goto(url)
         page.locator("#attach[aria-disabled=false]").wait_for()
-        if view.is_phone:
-            show(page, "Settings")
+        show(page, "Settings")
         page.get_by_label("Temperature").fill("0")
-        if view.is_phone:
-            show(page, "Chat")
-        page.locator("#files").set_input_files(_PICTURE)
-        ask(page, _QUESTION, 1)
-        if view.with_tokens:
-            page.get_by_label("Log probabilities of tokens").check()
-        ask(page, "Explain in two sentences why the sky is blue.", 2)
-        if view.pane:
-            show(page, view.pane)
-        elif not view.is_phone:
+        page.get_by_label("Max tokens").fill("100")
+        for question in _EARLIER:
+            if view.is_phone:
+                show(page, "Chat")
+            ask(page, question, 1)
+            page.get_by_role("button", name="New chat").click()
+            page.locator("article").first.wait_for(state="detached")
+        if view.pane == "Chat":
+            ask(page, _CODE, 1)
+        else:
+            page.locator("#files").set_input_files(_PICTURE)
+            ask(page, _QUESTION, 1)
+        if not view.is_phone:
+            if view.with_tokens:
+                page.get_by_label("Log probabilities of tokens").check()
+            ask(page, _EARLIER[0], 2)
             page.locator(".assistant").first.get_by_role("button", name="Timeline").click()
+        show(page, view.pane)
         if view.with_tokens:
             page.locator(".token").nth(5).hover()
         page.wait_for_timeout(2500)  # until the chart of the load has some points

@@ -51,9 +51,12 @@ export function endAnswer(answer, now, { stopped = false, error = null } = {}) {
   answer.version += 1;
 }
 
-/** Output tokens per second between the first and the last token; null if that is not known. Before the end, as the browser saw it. */
-export function tokensPerSecond({ usage, timings, live, firstAt }, now) {
-  const ms = live ? now - firstAt : timings?.decode_ms;
-  if (!usage || !ms || usage.completion_tokens < 2) return null;
+/** In a shorter time the browser measures no rate, in milliseconds: the first chunks may come together. */
+const LEAST_MS = 500;
+
+/** Output tokens per second between the first and the last token; null if that is not known. Without timings, as the browser saw it. */
+export function tokensPerSecond({ usage, timings, firstAt, endAt }, now) {
+  const ms = timings ? timings.decode_ms : (endAt ?? now) - firstAt;
+  if (!usage || !ms || (!timings && ms < LEAST_MS) || usage.completion_tokens < 2) return null;
   return ((usage.completion_tokens - 1) / ms) * 1000;
 }

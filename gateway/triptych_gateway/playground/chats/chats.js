@@ -60,15 +60,15 @@ export function startChat() {
   show(newChat());
 }
 
-/** Write a chat, unless it was deleted. One that has no title yet gets its first words. */
+/** Write a chat, unless it was deleted. */
 export async function keep(chat) {
   if (deleted.has(chat.id)) return;
-  chat.title ||= titleOf(chat.all[0]);
   if (chat === state.chat) history.replaceState(null, "", `#chat-${chat.id}`);
   await write(chat);
 }
 
 async function write(chat) {
+  chat.title ||= titleOf(chat.all[0]);
   const { id, title, at } = chat;
   const text = textOf(chat);
   await attempt("This chat is not kept", () => store.save(chat, text));
@@ -78,8 +78,9 @@ async function write(chat) {
   });
 }
 
-function titleOf({ text, media }) {
-  return text.trim().slice(0, 80) || media[0].name;
+/** The first words of a chat. */
+function titleOf(question) {
+  return question?.text.trim().slice(0, 80) || question?.media[0]?.name || "Chat";
 }
 
 /** Rename a chat. */
@@ -117,7 +118,7 @@ export async function exportChats(ids = state.chats.map((chat) => chat.id)) {
   return exported(chats.filter(Boolean));
 }
 
-/** Add the chats of a file, and show the last of them. Throws Error if it is no such file. */
+/** Add the chats of a file. Gives their number. Throws Error if it is no such file. */
 export async function importChats(text) {
   const chats = imported(text);
   for (const chat of chats) await write(chat);

@@ -10,18 +10,44 @@ import { questionView, updateQuestion } from "./question_view.js";
 /** The chat that is shown, and message -> its view. */
 let shown = null;
 let views = new Map();
+/** Whether the end is kept in view: until the reader scrolls up. */
+let follows = true;
+/** The answer that was received at the last rendering. */
+let live = null;
 
-/** Show the conversation, scrolled to its end unless the reader scrolled up. */
-export function renderConversation(state) {
+/** Keep the end in view while messages grow, also by pictures that load late. Called once. */
+export function wireConversation() {
   const log = byId("log");
+  let last = 0;
+  log.addEventListener("scroll", () => {
+    if (log.scrollHeight - log.scrollTop - log.clientHeight < 80) follows = true;
+    else if (log.scrollTop < last) follows = false;
+    last = log.scrollTop;
+  });
+  const sizes = new ResizeObserver(toEnd);
+  sizes.observe(log);
+  sizes.observe(byId("messages"));
+}
+
+function toEnd() {
+  const log = byId("log");
+  if (follows) log.scrollTop = log.scrollHeight;
+}
+
+/** Show the conversation. */
+export function renderConversation(state) {
   const list = byId("messages");
   if (shown !== state.chat) {
     shown = state.chat;
     views = new Map();
     releaseUrls(state.draft.media);
+    follows = true;
+  }
+  if (state.chat.live !== live) {
+    live = state.chat.live;
+    follows ||= live !== null;
   }
   const path = pathOf(state.chat);
-  const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
   byId("welcome").hidden = path.length > 0;
   const timed = shownAnswer(state);
   let next = list.firstElementChild;
@@ -34,7 +60,7 @@ export function renderConversation(state) {
   }
   removeFrom(next);
   list.setAttribute("aria-busy", String(state.chat.live !== null));
-  if (follows) log.scrollTop = log.scrollHeight;
+  toEnd();
 }
 
 function viewOf(message) {
