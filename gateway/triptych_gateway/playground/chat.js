@@ -40,7 +40,9 @@ export function resend(question, text) {
 
 /** Send the results of the last answer's tool calls. */
 export function sendResults() {
-  if (!state.chat.live && isValid()) answer();
+  if (state.chat.live || !isValid()) return;
+  change((state) => { state.chat.all[state.chat.head].version += 1; });
+  answer();
 }
 
 /** Ask for another version of an answer. */

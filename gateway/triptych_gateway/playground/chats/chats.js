@@ -9,6 +9,9 @@ import { branchOf, newChat, textOf } from "./tree.js";
 const left = new Map();
 /** Ids of chats that were deleted while they were being answered. */
 const deleted = new Set();
+/** message -> the version of it that is in the store */
+const written = new WeakMap();
+const NOT_KEPT = "This chat is not kept";
 const CLOSED = "The page was closed before the end of this answer.";
 
 /** Find the chats, and open the one that the address names. Called once. */
@@ -25,14 +28,19 @@ async function findChats() {
   if (chats) change((state) => { state.chats = chats.sort((one, other) => other.at - one.at); });
 }
 
+function addressed() {
+  return /^#chat-(\w+)$/.exec(location.hash)?.[1];
+}
+
 async function followAddress() {
-  const id = /^#chat-(\w+)$/.exec(location.hash)?.[1];
+  const id = addressed();
   if (id && id !== state.chat.id) await open(id);
   else if (location.hash === "" && state.chat.all.length) show(newChat());
 }
 
 async function open(id) {
-  const chat = left.get(id) ?? (await attempt("The chat cannot be read", () => read(id)));
+  const chat = await whole(id);
+  if (addressed() !== id) return; // another one was opened meanwhile
   left.delete(id);
   if (chat) {
     show(chat);
@@ -44,7 +52,10 @@ async function open(id) {
 
 async function read(id) {
   const chat = await store.load(id);
-  for (const message of chat?.all ?? []) if (message.live) Object.assign(message, { live: false, error: CLOSED });
+  for (const message of chat?.all ?? []) {
+    if (message.live) Object.assign(message, { live: false, error: CLOSED });
+    else written.set(message, message.version);
+  }
   return chat && { ...chat, live: null };
 }
 
@@ -64,17 +75,21 @@ export function startChat() {
 export async function keep(chat) {
   if (deleted.has(chat.id)) return;
   if (chat === state.chat) history.replaceState(null, "", `#chat-${chat.id}`);
-  await write(chat);
+  await attempt(NOT_KEPT, () => write(chat));
 }
 
+/** Write what changed of a chat, and list it. Throws the browser's error. */
 async function write(chat) {
   chat.title ||= titleOf(chat.all[0]);
-  const { id, title, at } = chat;
-  const text = textOf(chat);
-  await attempt("This chat is not kept", () => store.save(chat, text));
+  const { id, title, at, head } = chat;
+  const listed = { id, title, at, head, text: textOf(chat) };
+  const changed = chat.all.filter((message) => written.get(message) !== message.version);
+  const versions = changed.map(({ version }) => version);
+  await store.save(listed, changed);
+  changed.forEach((message, index) => written.set(message, versions[index]));
   change((state) => {
     const others = state.chats.filter((other) => other.id !== id);
-    state.chats = [{ id, title, at, text }, ...others].sort((one, other) => other.at - one.at);
+    state.chats = deleted.has(id) ? others : [listed, ...others].sort((one, other) => other.at - one.at);
   });
 }
 
@@ -86,7 +101,7 @@ function titleOf(question) {
 /** Rename a chat. */
 export async function rename(id, title) {
   const chat = await whole(id);
-  if (chat) await write(Object.assign(chat, { title }));
+  if (chat) await attempt(NOT_KEPT, () => write(Object.assign(chat, { title })));
 }
 
 /** Delete a chat, or all of them if `id` is null. */
@@ -118,7 +133,7 @@ export async function exportChats(ids = state.chats.map((chat) => chat.id)) {
   return exported(chats.filter(Boolean));
 }
 
-/** Add the chats of a file. Gives their number. Throws Error if it is no such file. */
+/** Add the chats of a file. Gives their number. Throws Error if it is no such file, or if the browser does not keep them. */
 export async function importChats(text) {
   const chats = imported(text);
   for (const chat of chats) await write(chat);
@@ -127,7 +142,8 @@ export async function importChats(text) {
 
 /** A chat as it is now, with its messages. */
 async function whole(id) {
-  return id === state.chat.id ? state.chat : (left.get(id) ?? read(id));
+  if (id === state.chat.id) return state.chat;
+  return left.get(id) ?? attempt("The chat cannot be read", () => read(id));
 }
 
 /** Do something with the store. If it fails, the page says so, and goes on without. */

@@ -39,11 +39,18 @@ function download(name, text) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
+/** The chats that were found the last time, and in which. */
+let found = [];
+let searched = {};
+
 /** Show the chats that have all words of the search. */
 export function renderList({ chats, chat, search, chatsNotice }) {
   const list = byId("chats");
-  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = words.length ? chats.filter((one) => has(one, words)) : chats;
+  if (searched.chats !== chats || searched.search !== search) {
+    const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+    found = words.length ? chats.filter((one) => has(one, words)) : chats;
+    searched = { chats, search };
+  }
   const focused = list.contains(document.activeElement) && document.activeElement.closest("li").dataset.chat;
   const key = JSON.stringify([chat.id, found.map(({ id, title }) => [id, title])]);
   const isSame = list.renderedKey === key;

@@ -1,4 +1,5 @@
-// The chats of this browser, in its IndexedDB: what the list needs of each in one store, the messages in another.
+// The chats of this browser, in its IndexedDB: what the list needs of each in one store, the messages in another, one record each, so
+// that an answer is written without the attachments before it.
 
 const LIST = "chats";
 const MESSAGES = "messages";
@@ -6,7 +7,10 @@ let opening = null;
 
 function database() {
   opening ??= done(Object.assign(indexedDB.open("triptych", 1), {
-    onupgradeneeded: ({ target }) => [LIST, MESSAGES].forEach((name) => target.result.createObjectStore(name, { keyPath: "id" })),
+    onupgradeneeded: ({ target: { result } }) => {
+      result.createObjectStore(LIST, { keyPath: "id" });
+      result.createObjectStore(MESSAGES, { keyPath: ["chat", "id"] });
+    },
   }));
   return opening;
 }
@@ -37,21 +41,34 @@ export async function list() {
 /** A chat: { id, title, at, head, all }. Undefined if it is not there. */
 export async function load(id) {
   const transaction = (await database()).transaction([LIST, MESSAGES]);
-  const [listed, content] = await Promise.all([LIST, MESSAGES].map((name) => done(transaction.objectStore(name).get(id))));
-  return listed && { id, title: listed.title, at: listed.at, head: content.head, all: content.all };
+  const [listed, messages] = await Promise.all([
+    done(transaction.objectStore(LIST).get(id)),
+    done(transaction.objectStore(MESSAGES).getAll(messagesOf(id))),
+  ]);
+  if (!listed) return undefined;
+  const { title, at, head } = listed;
+  return { id, title, at, head, all: messages.map(({ chat: _, ...message }) => message) };
 }
 
-/** Write a chat, and what is listed of it. */
-export async function save({ id, title, at, head, all }, text) {
+/** Write what is listed of a chat: { id, title, at, head, text }, and those of its messages that changed. */
+export async function save(listed, changed) {
   await write((chats, messages) => {
-    chats.put({ id, title, at, text });
-    messages.put({ id, head, all });
+    chats.put(listed);
+    for (const message of changed) messages.put({ ...message, chat: listed.id });
   });
 }
 
 /** Delete a chat. */
 export async function remove(id) {
-  await write((...stores) => stores.forEach((store) => store.delete(id)));
+  await write((chats, messages) => {
+    chats.delete(id);
+    messages.delete(messagesOf(id));
+  });
+}
+
+/** The keys of all messages of a chat. */
+function messagesOf(id) {
+  return IDBKeyRange.bound([id], [id, Infinity]);
 }
 
 /** Delete all chats. */
