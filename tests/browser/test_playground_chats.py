@@ -158,6 +158,7 @@ async def test_an_edited_message_is_a_version_beside_the_first(open_page: OpenPa
         await page.get_by_role("button", name="Edit").first.click()
         field = page.get_by_label("Edit the message")
         await expect(field).to_be_focused()
+        await expect(field).to_be_in_viewport()
         await field.fill("Draft")
         await page.keyboard.press("Escape")
         await expect(page.locator(".user > p:visible")).to_have_text(["First", "Then"])

@@ -10,7 +10,7 @@ import { questionView, updateQuestion } from "./question_view.js";
 /** The chat that is shown, and message -> its view. */
 let shown = null;
 let views = new Map();
-/** Whether the end is kept in view: until the reader scrolls up. */
+/** Whether the end is kept in view: until the reader scrolls up, or edits a message. */
 let follows = true;
 /** The answer that was received at the last rendering. */
 let live = null;
@@ -47,6 +47,7 @@ export function renderConversation(state) {
     live = state.chat.live;
     follows ||= live !== null;
   }
+  if (state.editing !== null) follows = false;
   const path = pathOf(state.chat);
   byId("welcome").hidden = path.length > 0;
   const timed = shownAnswer(state);
