@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from pathlib import Path
 
 import pytest
 from playwright.async_api import expect
@@ -13,7 +12,6 @@ from support.playground import ABLE, OpenPage
 from triptych.errors import InvalidRequestError, QueueFullError, ServiceUnavailableError
 from triptych.v1 import generation_pb2
 
-PICTURE = Path(__file__).parents[2] / "examples" / "three-shapes.png"
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
@@ -257,33 +255,6 @@ async def test_code_has_colours_and_can_be_copied(open_page: OpenPage) -> None:
         await opened.page.get_by_role("button", name="Copy the code, python").click()
         await expect(opened.page.locator("#notice")).to_have_text("Copied")
         assert await opened.page.evaluate("navigator.clipboard.readText()") == code
-
-
-async def test_the_end_is_in_view_until_the_reader_scrolls_up(open_page: OpenPage) -> None:
-    lines = [f"Line {number}\n\n" for number in range(60)]
-    frontend = frontend_that(says(*lines, gate=asyncio.Semaphore(30)))
-    rest = "log => Math.round(log.scrollHeight - log.scrollTop - log.clientHeight)"
-    async with open_page(frontend) as opened:
-        log = opened.page.locator("#log")
-        await opened.page.locator("#attach[aria-disabled=false]").wait_for()
-        await opened.page.locator("#files").set_input_files(PICTURE)
-        await opened.send("Count")
-        await expect(opened.page.locator(".markdown")).to_contain_text("Line 29")
-        assert await log.evaluate(rest) < 5
-        await log.hover()
-        await opened.page.mouse.wheel(0, -400)
-        await opened.page.wait_for_timeout(200)
-        place = await log.evaluate("log => log.scrollTop")
-        for _ in range(31):
-            frontend.script.gate.release()
-        await expect(opened.page.locator(".markdown")).to_contain_text("Line 59")
-        assert await log.evaluate("log => log.scrollTop") == place
-        # A new message brings the end back, with a picture that has no size before it is loaded.
-        frontend.script = says("Fine")
-        await opened.page.locator("#files").set_input_files(PICTURE)
-        await opened.ask("And now?")
-        await opened.page.wait_for_timeout(200)
-        assert await log.evaluate(rest) < 5
 
 
 async def test_reasoning_is_apart_from_the_answer(open_page: OpenPage) -> None:

@@ -1,16 +1,18 @@
-"""The page itself: API key, keyboard, phone, dark mode, contrast."""
+"""The page itself: API key, keyboard, phone, dark mode, contrast, scrolling."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from playwright.async_api import Page, expect
 from support.fakes.frontend import FakeFrontend, fails, says
-from support.playground import PHONE, OpenPage
+from support.playground import ABLE, PHONE, OpenPage
 from triptych.errors import ModelNotFoundError
 from triptych.v1 import common_pb2
 
+PICTURE = Path(__file__).parents[2] / "examples" / "three-shapes.png"
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
@@ -230,3 +232,31 @@ async def test_the_documentation_is_one_click_away(open_page: OpenPage) -> None:
         async with opened.page.expect_navigation():
             await opened.page.get_by_role("link", name="API documentation").click()
         assert opened.page.url == f"{opened.url}/docs"
+
+
+async def test_the_end_is_in_view_until_the_reader_scrolls_up(open_page: OpenPage) -> None:
+    lines = [f"Line {number}\n\n" for number in range(60)]
+    frontend = FakeFrontend()
+    frontend.model, frontend.script = ABLE, says(*lines, gate=asyncio.Semaphore(30))
+    rest = "log => Math.round(log.scrollHeight - log.scrollTop - log.clientHeight)"
+    async with open_page(frontend) as opened:
+        log = opened.page.locator("#log")
+        await opened.page.locator("#attach[aria-disabled=false]").wait_for()
+        await opened.page.locator("#files").set_input_files(PICTURE)
+        await opened.send("Count")
+        await expect(opened.page.locator(".markdown")).to_contain_text("Line 29")
+        assert await log.evaluate(rest) < 5
+        await log.hover()
+        await opened.page.mouse.wheel(0, -400)
+        await opened.page.wait_for_timeout(200)
+        place = await log.evaluate("log => log.scrollTop")
+        for _ in range(31):
+            frontend.script.gate.release()
+        await expect(opened.page.locator(".markdown")).to_contain_text("Line 59")
+        assert await log.evaluate("log => log.scrollTop") == place
+        # A new message brings the end back, with a picture that has no size before it is loaded.
+        frontend.script = says("Fine")
+        await opened.page.locator("#files").set_input_files(PICTURE)
+        await opened.ask("And now?")
+        await opened.page.wait_for_timeout(200)
+        assert await log.evaluate(rest) < 5

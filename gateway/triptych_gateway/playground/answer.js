@@ -54,7 +54,7 @@ export function endAnswer(answer, now, { stopped = false, error = null } = {}) {
 /** In a shorter time the browser measures no rate, in milliseconds: the first chunks may come together. */
 const LEAST_MS = 500;
 
-/** Output tokens per second between the first and the last token; null if that is not known. Without timings, as the browser saw it. */
+/** Output tokens per second between the first and the last token; null if not known. Without timings, as the browser saw it. */
 export function tokensPerSecond({ usage, timings, firstAt, endAt }, now) {
   const ms = timings ? timings.decode_ms : (endAt ?? now) - firstAt;
   if (!usage || !ms || (!timings && ms < LEAST_MS) || usage.completion_tokens < 2) return null;

@@ -74,7 +74,8 @@ export function wirePresets(show) {
 export function renderPresets({ presets, preset }) {
   const select = byId("presets");
   const names = Object.keys(presets).sort();
-  renderOnce(select, JSON.stringify(names), () => ["", ...names].map((name) => h("option", { value: name }, name || "The model's defaults")));
+  const option = (name) => h("option", { value: name }, name || "The model's defaults");
+  renderOnce(select, JSON.stringify(names), () => ["", ...names].map(option));
   if (select.value !== preset) select.value = preset;
   byId("preset-delete").disabled = preset === "";
 }

@@ -11,7 +11,8 @@ function chatted() {
   const media = [{ kind: "image", name: "a.png", format: null, dataUrl: "data:image/png;base64,AAAA" }];
   append(chat, newQuestion("What is it?", media));
   const answer = newAnswer(5, "a/model");
-  Object.assign(answer, { text: "A square", reasoning: "Hm", firstAt: 7, usage: { completion_tokens: 3 }, tokens: [{ token: "A" }] });
+  Object.assign(answer, { text: "A square", reasoning: "Hm", firstAt: 7, usage: { completion_tokens: 3 } });
+  answer.tokens = [{ token: "A" }];
   answer.calls = [{ id: "1", name: "look", arguments: "{}", result: "seen" }];
   append(chat, answer);
   endAnswer(answer, 9);
@@ -37,8 +38,14 @@ for (const [name, [break_, said]] of Object.entries({
   "no file of this page": [(file) => { file.format = "other"; }, "It was not exported by this page."],
   "a later version": [(file) => { file.version = 2; }, "Its version is 2; this page reads version 1."],
   "no list": [(file) => { file.chats = {}; }, "chats is not a list."],
-  "a message that follows a later one": [(file) => { file.chats[0].all[0].parent = 1; }, "chats[0].all[0].parent is not an earlier message."],
-  "a message that follows itself": [(file) => { file.chats[0].all[1].parent = 1; }, "chats[0].all[1].parent is not an earlier message."],
+  "a message that follows a later one": [
+    (file) => { file.chats[0].all[0].parent = 1; },
+    "chats[0].all[0].parent is not an earlier message.",
+  ],
+  "a message that follows itself": [
+    (file) => { file.chats[0].all[1].parent = 1; },
+    "chats[0].all[1].parent is not an earlier message.",
+  ],
   "an end that is not there": [(file) => { file.chats[0].head = 2; }, "chats[0].head is not an earlier message."],
   "another role": [(file) => { file.chats[0].all[1].role = "system"; }, "chats[0].all[1].role is not user or assistant."],
   "a text of another type": [(file) => { file.chats[0].all[1].text = {}; }, "chats[0].all[1].text is not a text."],

@@ -10,7 +10,8 @@ const texts = (chat) => pathOf(chat).map(({ text }) => text);
 /** A question with two answers, of which the first one was followed by a question with two versions, one of them answered. */
 function forked() {
   const chat = newChat();
-  const [question, first, second, early, late, last] = ["q", "a1", "a2", "q2", "q3", "a3"].map((text) => say(text[0] === "q" ? "user" : "assistant", text));
+  const [question, early, late] = ["q", "q2", "q3"].map((text) => say("user", text));
+  const [first, second, last] = ["a1", "a2", "a3"].map((text) => say("assistant", text));
   append(chat, question);
   append(chat, first);
   append(chat, early);

@@ -1,5 +1,5 @@
-// The chats of this browser, in its IndexedDB: what the list needs of each in one store, the messages in another, one record each, so
-// that an answer is written without the attachments before it.
+// The chats of this browser, in its IndexedDB: what the list needs of each in one store, the messages in another. Each message is a
+// record, so that an answer is written without the attachments before it.
 
 const LIST = "chats";
 const MESSAGES = "messages";

@@ -34,8 +34,8 @@ export function answerView() {
 /**
  * Show what is new of an answer.
  *
- * @param {{ chat: object, models: object[], isLast: boolean, isTimed: boolean }} place whether it ends the conversation, and whether
- *   the timeline is its own
+ * @param {{ chat: object, models: object[], isLast: boolean, isTimed: boolean }} place whether it ends the conversation, and
+ *   whether the timeline is its own
  */
 export function updateAnswer(view, message, place) {
   const { chat, isLast, isTimed } = place;

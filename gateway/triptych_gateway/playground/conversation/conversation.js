@@ -55,7 +55,7 @@ export function renderConversation(state) {
   for (const message of path) {
     const view = viewOf(message);
     if (message.role === "user") updateQuestion(view, message, state);
-    else updateAnswer(view, message, { chat: state.chat, models: state.models, isLast: message === path.at(-1), isTimed: message === timed });
+    else updateAnswer(view, message, { ...state, isLast: message === path.at(-1), isTimed: message === timed });
     if (view.node === next) next = next.nextElementSibling;
     else list.insertBefore(view.node, next);
   }
