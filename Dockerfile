@@ -36,7 +36,7 @@ COPY pyproject.toml constraints.txt tools/images/requirements.py tools/images/sl
 COPY clients/python/pyproject.toml clients/python/
 
 FROM build AS build-gateway
-RUN --mount=type=cache,target=/root/.cache/pip python requirements.py gateway discovery pdf tracing > requirements.txt \
+RUN --mount=type=cache,target=/root/.cache/pip python requirements.py gateway discovery pdf speech tracing > requirements.txt \
     && pip --python /opt/triptych/bin/python install -c constraints.txt -r requirements.txt \
     && python slim.py /opt/triptych
 
@@ -63,7 +63,7 @@ RUN --mount=type=cache,target=/root/.cache/pip python requirements.py engine dis
 
 # pip itself too: built-in models come as packages.
 FROM build-torch AS build-all
-RUN --mount=type=cache,target=/root/.cache/pip python requirements.py gateway frontend encoder engine discovery kv-events pdf smg tracing > requirements.txt \
+RUN --mount=type=cache,target=/root/.cache/pip python requirements.py gateway frontend encoder engine discovery kv-events pdf smg speech tracing > requirements.txt \
     && pip --python /opt/triptych/bin/python install -c constraints.txt -r requirements.txt pip \
     && python slim.py /opt/triptych
 

@@ -34,7 +34,7 @@ from triptych_gateway.stores.opening import FileStores, open_store
 from triptych_gateway.wire.errors import NotFoundError
 
 T = TypeVar("T")
-_MAX_PDF_READERS, _MAX_JOINS = 2, 2
+_MAX_PDF_READERS, _MAX_SPEECH_CUTTERS, _MAX_JOINS = 2, 2, 2
 
 
 class Port(Protocol):
@@ -84,6 +84,8 @@ class Gateway:
         self.before_close: list[Callable[[], Awaitable[None]]] = []
         #: The right to have a PDF file read, by a process.
         self.pdf_readers = self.access.shares(_MAX_PDF_READERS)
+        #: The right to have speech cut, by a process.
+        self.speech_cutters = self.access.shares(_MAX_SPEECH_CUTTERS)
         #: The right to join the parts of an upload, in a thread that other requests need, too.
         self.joins = self.access.shares(_MAX_JOINS)
         self.metrics.bodies_waiting.set_function(lambda: self.bodies.num_waiting)

@@ -97,7 +97,7 @@ async def generate(request: Request, call: GenerationCall) -> tuple[Generation, 
     # The body is no longer needed. Reserve memory for its files only, until a frontend has answered.
     release = take_hold(request, call.num_file_bytes)
     gateway = gateway_of(request)
-    calls = gateway.router.generate(call.calls, call_context_of(request.state.principal.tenant), release)
+    calls = gateway.router.generate(call.calls, call_context_of(request.state.principal.tenant), release, call.at_once)
     return Generation(calls, call, gateway.meter(request)), release
 
 

@@ -12,6 +12,8 @@ from triptych.status import from_request_error
 from triptych.v1 import common_pb2, generation_pb2
 from triptych_common.cluster.router import RETRYABLE
 
+#: The contract's limit. The frontend replaces longer ids.
+_MAX_REQUEST_ID_CHARS = 128
 Request = generation_pb2.ChatRequest | generation_pb2.CompleteRequest
 Response = generation_pb2.GenerationCallResponse
 
@@ -33,6 +35,15 @@ class FrontendCall:
     request_id: str
     output_mode: generation_pb2.OutputMode = generation_pb2.OUTPUT_MODE_DELTA
     files: list[MediaFile] = field(default_factory=list)
+
+
+def numbered(request_id: str, count: int) -> list[str]:
+    """Ids of the calls of a request. Concurrent calls need different ones."""
+    if count == 1:
+        return [request_id]
+    # The stem is cut, because the frontend would replace an id that is too long.
+    stem = request_id[: _MAX_REQUEST_ID_CHARS - len(f"-{count}")]
+    return [f"{stem}-{number}" for number in range(count)]
 
 
 class Carrier(Protocol):

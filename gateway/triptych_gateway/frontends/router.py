@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence, Set
 
@@ -14,6 +15,7 @@ from triptych_common.cluster.router import Demand, Placeable, Router
 from triptych_gateway.frontends.calls import Calls, FrontendCall, Response
 from triptych_gateway.frontends.connection import AWAY, FrontendConnection
 from triptych_gateway.frontends.models import ServedModels
+from triptych_gateway.frontends.turns import in_turns
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +27,12 @@ class FrontendRouter(Router[FrontendConnection]):
         super().__init__(pool)
         self._models = models
 
-    async def generate(
-        self, calls: Sequence[FrontendCall], context: common_pb2.CallContext, on_accepted: Callable[[], None] = lambda: None
+    def generate(
+        self,
+        calls: Sequence[FrontendCall],
+        context: common_pb2.CallContext,
+        on_accepted: Callable[[], None] = lambda: None,
+        at_once: int | None = None,
     ) -> AsyncGenerator[list[tuple[int, Response]], None]:
         """The responses of the calls, each with the index of its call.
 
@@ -34,7 +40,21 @@ class FrontendRouter(Router[FrontendConnection]):
 
         Args:
             on_accepted: called once, when the files of the calls are no longer kept.
+            at_once: most calls that run at the same time, each at a frontend of its own choice. None: all, at one frontend.
         """
+        if at_once is None or len(calls) == 1:
+            return self._generate(calls, context, on_accepted)
+        left = itertools.count(len(calls) - 1, -1)
+
+        def accepted() -> None:
+            if not next(left):
+                on_accepted()
+
+        return in_turns(calls, lambda call: self._generate([call], context, accepted), at_once)
+
+    async def _generate(
+        self, calls: Sequence[FrontendCall], context: common_pb2.CallContext, on_accepted: Callable[[], None]
+    ) -> AsyncGenerator[list[tuple[int, Response]], None]:
         demand = demand_of(self._models, calls[0].request.model, calls)
 
         def place_again(mailbox: Calls, error: TriptychError) -> asyncio.Task[None] | None:

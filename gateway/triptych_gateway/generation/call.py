@@ -116,6 +116,8 @@ class GenerationCall:
     field_names: FieldNames
     #: Choices per prompt.
     num_choices: int = 1
+    #: Calls that run at the same time; all if it is None.
+    at_once: int | None = None
     #: How a stream is written.
     form: StreamForm = SERVER_SENT_EVENTS
 

@@ -272,6 +272,17 @@ async def test_audio_files_are_transcribed() -> None:
     assert "mp3" in error["message"]
 
 
+async def test_speech_is_transcribed_piece_by_piece() -> None:
+    async with rest_bench("voxtral") as bench:
+        form = {"model": bench.model}
+        short = await bench.client.post("/v1/audio/transcriptions", data=form, files={"file": ("a.wav", media.sound())})
+        long = await bench.client.post("/v1/audio/transcriptions", data=form, files={"file": ("a.flac", media.talk(25, 24))})
+    assert short.status_code == long.status_code == 200, (short.text, long.text)
+    # This model pads each sound to 30 s.
+    num_tokens = [one.json()["usage"]["input_token_details"]["audio_tokens"] for one in (short, long)]
+    assert num_tokens[1] == 2 * num_tokens[0] > 0
+
+
 async def test_a_model_without_audio_transcribes_nothing() -> None:
     async with rest_bench("llava_siglip") as bench:
         form = {"model": bench.model}

@@ -89,3 +89,13 @@ def video(num_frames: int = 20, width: int = 64, height: int = 48, fps: int = 10
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return file.getvalue()
+
+
+def talk(*bursts_s: float, pause_s: float = 1.0, rate: int = 16_000, kind: str = "WAV") -> bytes:
+    """Bursts of noise of these lengths, in seconds, with pauses of near silence between them."""
+    draw = np.random.default_rng(0)
+    parts = [draw.normal(0, 1e-4, int(pause_s * rate)) for _ in bursts_s for _ in range(2)][:-1]
+    parts[::2] = [draw.normal(0, 0.1, int(length_s * rate)) for length_s in bursts_s]
+    file = io.BytesIO()
+    soundfile.write(file, np.concatenate(parts), rate, format=kind)
+    return file.getvalue()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from triptych.v1 import common_pb2, generation_pb2
 
+from triptych_gateway.apis.audio.cutting import Piece
 from triptych_gateway.apis.audio.schema import AudioRequest, TranscriptionRequest
-from triptych_gateway.frontends.calls import FrontendCall, MediaFile
+from triptych_gateway.frontends.calls import FrontendCall, MediaFile, numbered
 from triptych_gateway.wire.contract import output_mode
 
 FIELD_NAMES = {
@@ -21,21 +24,30 @@ FIELD_NAMES = {
 _FORMATS = frozenset({"flac", "m4a", "mp3", "mp4", "mpeg", "mpga", "oga", "ogg", "wav", "webm"})
 
 
-def audio_call(body: AudioRequest, request_id: str) -> FrontendCall:
-    """The call that transcribes or translates a file."""
+def audio_calls(body: AudioRequest, request_id: str, pieces: Sequence[Piece]) -> list[FrontendCall]:
+    """The calls that transcribe or translate a file: one for each piece, or one for the whole if there are none."""
+    if not pieces:
+        ending = body.file.name.rpartition(".")[2].lower()
+        return [_audio_call(body, request_id, body.file.content, ending if ending in _FORMATS else "")]
+    ids = numbered(request_id, len(pieces))
+    return [_audio_call(body, one_id, piece.wav, "wav") for one_id, piece in zip(ids, pieces, strict=True)]
+
+
+def _audio_call(body: AudioRequest, request_id: str, content: bytes, kind: str) -> FrontendCall:
     chat = generation_pb2.ChatRequest(model=body.model)
     # Transcribing is no matter of taste: by default the likeliest tokens are taken, as OpenAI does.
     chat.options.sampling.temperature = body.temperature or 0.0
     if body.with_logprobs:
         chat.options.sampling.logprobs = 0
+    if body.response_format == "verbose_json":
+        chat.options.return_token_ids = True
     turn = chat.messages.add(role="user")
     item = turn.content.add().media
     item.modality = common_pb2.MODALITY_AUDIO
-    ending = body.file.name.rpartition(".")[2].lower()
-    if ending in _FORMATS:
-        item.format = ending
+    if kind:
+        item.format = kind
     turn.content.add(text=_instruction(body))
-    return FrontendCall(chat, request_id, output_mode(body.is_stream), [MediaFile(item, body.file.content)])
+    return FrontendCall(chat, request_id, output_mode(body.is_stream), [MediaFile(item, content)])
 
 
 def _instruction(body: AudioRequest) -> str:

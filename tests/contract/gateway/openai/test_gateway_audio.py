@@ -189,14 +189,15 @@ HONOURED: dict[str, tuple[Any, Callable[[generation_pb2.ChatRequest], bool]]] = 
     "keywords[]": (["Kea", "Kakapo"], lambda chat: "Kea, Kakapo" in chat.messages[0].content[1].text),
     "keywords": ("Kea", lambda chat: "Kea" in chat.messages[0].content[1].text),
     "response_format": ("json", lambda chat: True),
+    "chunking_strategy": ("auto", lambda chat: True),
     "include[]": ("logprobs", lambda chat: chat.options.sampling.HasField("logprobs")),
     "stream": ("false", lambda chat: True),
 }
 #: Field -> a value that is refused, and what the error says.
 REFUSED = {
-    "response_format": ("verbose_json", "response_format: verbose_json needs timestamps"),
-    "timestamp_granularities[]": ("word", "timestamp_granularities: not supported"),
-    "chunking_strategy": ("auto", "chunking_strategy: not supported"),
+    "response_format": ("diarized_json", "response_format: diarized_json needs speakers, which are not told apart"),
+    "timestamp_granularities[]": ("word", "timestamp_granularities[0]: no model here gives the times of words"),
+    "chunking_strategy": ("server_vad", "chunking_strategy: "),
     "chunking_strategy[type]": ("server_vad", "chunking_strategy[type]: unknown field"),
     "known_speaker_names[]": ("a", "known_speaker_names: not supported"),
     "known_speaker_references[]": ("data:audio/wav;base64,AA", "known_speaker_references: not supported"),
@@ -208,7 +209,8 @@ REFUSED = {
 
 
 def test_the_tables_name_every_field() -> None:
-    named = {name.removesuffix("[]") for name in HONOURED} | {"file"}
+    # test_gateway_audio_pieces.py has timestamp_granularities.
+    named = {name.removesuffix("[]") for name in HONOURED} | {"file", "timestamp_granularities"}
     refused = {name for name, info in TranscriptionRequest.model_fields.items() if any(isinstance(m, NoOp) for m in info.metadata)}
     assert set(TranscriptionRequest.model_fields) == named | refused
     assert refused <= {name.removesuffix("[]") for name in REFUSED}
@@ -248,6 +250,15 @@ async def test_refused(field: str) -> None:
     [
         ({"model": None}, "model: this field is required"),
         ({"include": "logprobs", "response_format": "text"}, "include: only allowed with the response_format json"),
+        ({"include": "logprobs", "response_format": "verbose_json"}, "include: only allowed with the response_format json"),
+        (
+            {"timestamp_granularities[]": "segment"},
+            "timestamp_granularities: only allowed with the response_format verbose_json",
+        ),
+        (
+            {"stream": "true", "response_format": "srt"},
+            "stream: not allowed with the response_format srt, which is sent whole",
+        ),
         ({"language": "fr", "languages": ["de"]}, "languages: not allowed together with language"),
         ({"prompt": ["a", "b"]}, "the form has the field 'prompt' twice"),
     ],

@@ -70,7 +70,7 @@ async def test_the_longest_request_id_stays_recognizable_in_each_prompts_id() ->
         body = COMPLETION | {"prompt": ["a"] * 12}
         response = await client.post("/v1/completions", json=body, headers={"x-request-id": request_id})
     assert response.headers["x-request-id"] == request_id
-    assert sorted(frontend.request_ids) == sorted(f"{'x' * 124}-{number}" for number in range(12))
+    assert sorted(frontend.request_ids) == sorted(f"{'x' * 125}-{number}" for number in range(12))
 
 
 async def test_prompts_run_at_the_same_time() -> None:
