@@ -116,7 +116,7 @@ class Frontend:
         info.capabilities.tools = template.takes_tools and tools is not None
         info.capabilities.reasoning = reasoning is not None
         self._preprocessor = Preprocessor(
-            self._tokenizer, template, settings, vocab_size, self._media, can_reason=reasoning is not None
+            self._tokenizer, template, settings, vocab_size, self._media, reasoning is not None, self._model.info.name
         )
         self._engines = Pool(
             "engine",

@@ -169,5 +169,5 @@ COMPLETION_FIELDS: dict[str, Row] = _SHARED | {
     "prompt_logprobs": Answered(1, "choices.0.prompt_logprobs", _PROMPT_LOGPROBS),
     "echo": Sent(True, "echo", True),
     "add_special_tokens": Sent(False, "add_special_tokens", False),
-    "suffix": Refused("x", taken=""),
+    "suffix": Sent("x", "suffix", "x"),
 }

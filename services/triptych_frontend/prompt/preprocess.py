@@ -32,6 +32,7 @@ from triptych_frontend.media.item import PreparedMedia
 from triptych_frontend.media.preparer import MediaPreparer
 from triptych_frontend.prompt.chat_template import ChatTemplate
 from triptych_frontend.prompt.constraints import ConstraintChecker
+from triptych_frontend.prompt.infill import Infill, infill_for
 from triptych_frontend.prompt.interruptible import Interrupted, InterruptibleJob
 from triptych_frontend.prompt.raw_prompt import RawPrompts, TokenizedPrompt, decode_with_starts
 from triptych_frontend.settings import FrontendSettings
@@ -73,6 +74,7 @@ class Preprocessor:
         vocab_size: clients' token ids must be smaller.
         media: prepares images, audio and video.
         can_reason: the model tells reasoning apart from its answer.
+        model_name: for errors.
     """
 
     tokenizer: Tokenizer
@@ -81,8 +83,10 @@ class Preprocessor:
     vocab_size: int
     media: MediaPreparer
     can_reason: bool = False
+    model_name: str = "the model"
 
     def __post_init__(self) -> None:
+        self._infill = Infill.of(self.tokenizer)
         self._raw = RawPrompts(self.tokenizer, self.template.placeholders, self.template.embed_token_ids)
         self._pool = ThreadPoolExecutor(self.settings.num_tokenizer_threads, thread_name_prefix="tokenizer")
         self.constraints = ConstraintChecker(self.tokenizer, self.vocab_size, self._pool)
@@ -137,7 +141,7 @@ class Preprocessor:
             offsets = (await self._decode_with_starts(chat.token_ids, True))[1] if with_offsets else None
             on_error.pop_all()
         elapsed_s = time.perf_counter() - start_s
-        return Prompt(chat.text, chat.token_ids, offsets, chat.placeholders, elapsed_s, media, hold, tools)
+        return Prompt(chat.text, chat.token_ids, offsets, chat.placeholders, (), elapsed_s, media, hold, tools)
 
     def _read(
         self, request: generation_pb2.ChatRequest
@@ -168,6 +172,10 @@ class Preprocessor:
         given = self._given(request)
         add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
         work = partial(self._raw.tokenized, given, add_special_tokens=add_special_tokens, with_offsets=with_offsets)
+        if request.suffix:
+            infill = infill_for(request, self._infill, self.model_name)
+            self.check_length(len(request.text) + len(request.suffix), "suffix")
+            work = partial(infill.tokenized, request.text, request.suffix, add_special_tokens)
         hold, media, modalities = self.media.budget.hold(), list[PreparedMedia](), [item.modality for item in request.media]
         with contextlib.ExitStack() as on_error:
             on_error.callback(hold.release)
@@ -183,7 +191,8 @@ class Preprocessor:
                 raise InvalidRequestError(message, field="prompt", limit=1, value=0)
             on_error.pop_all()
         elapsed_s = time.perf_counter() - start_s
-        return Prompt(prompt.text, prompt.token_ids, prompt.offsets, prompt.placeholders, elapsed_s, media, hold)
+        fields = prompt.text, prompt.token_ids, prompt.offsets, prompt.placeholders, prompt.stop_token_ids
+        return Prompt(*fields, elapsed_s, media, hold)
 
     def _given(self, request: generation_pb2.CompleteRequest) -> str | list[int]:
         """The text or the token ids of a completion. Raises InvalidRequestError."""

@@ -40,6 +40,8 @@ class TokenizedPrompt:
     offsets: list[int] | None = None
     #: The positions of the media's embeddings, by offset.
     placeholders: list[common_pb2.PlaceholderRange] = field(default_factory=list)
+    #: Tokens that end its answers, beside the model's own and the client's.
+    stop_token_ids: tuple[int, ...] = ()
 
 
 class RawPrompts:

@@ -163,6 +163,11 @@ class Tokenizer:
         """The special tokens with one of these texts."""
         return frozenset(self.special_ids[text] for text in texts if text in self.special_ids)
 
+    def id_of(self, text: str) -> int | None:
+        """The id of the token that the vocabulary, or what was added to it, spells like this; None if there is none."""
+        token_id: int | None = self.backend.token_to_id(text)
+        return token_id
+
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own string of each token; empty for ids without a token."""
         return [self.backend.id_to_token(token_id) or "" for token_id in token_ids]

@@ -20,7 +20,7 @@ _MessageT = TypeVar("_MessageT", bound=Message)
 _CHAT = frozenset(
     {"model", "parallel_tool_calls", "add_generation_prompt", "continue_final_message", "template_kwargs", "drop_oldest_messages"}
 )
-_COMPLETE = frozenset({"model", "echo", "add_special_tokens"})
+_COMPLETE = frozenset({"model", "echo", "add_special_tokens", "suffix"})
 
 
 def chat_request(messages: Messages, **options: Unpack[of.ChatOptions]) -> generation_pb2.ChatRequest:

@@ -104,6 +104,7 @@ class CompleteOptions(GenerationKeywords, MediaKeywords, total=False):
     model: str | None
     echo: bool | None
     add_special_tokens: bool | None
+    suffix: str | None
 
 
 class PoolingOptions(TypedDict, total=False):

@@ -223,7 +223,7 @@ class MediaReport(_message.Message):
     def __init__(self, modality: _Optional[_Union[_common_pb2.Modality, str]] = ..., key: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., tier: _Optional[_Union[_encoder_pb2.CacheTier, str]] = ..., encode: _Optional[_Union[_encoder_pb2.EncodeTimings, _Mapping]] = ..., source: _Optional[_Union[_common_pb2.EmbeddingSource, str]] = ..., fetch_s: _Optional[float] = ..., transfer_s: _Optional[float] = ...) -> None: ...
 
 class CompleteRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "options", "echo", "add_special_tokens", "media")
+    __slots__ = ("model", "text", "token_ids", "options", "echo", "add_special_tokens", "media", "suffix")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +231,7 @@ class CompleteRequest(_message.Message):
     ECHO_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MEDIA_FIELD_NUMBER: _ClassVar[int]
+    SUFFIX_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     token_ids: TokenIds
@@ -238,7 +239,8 @@ class CompleteRequest(_message.Message):
     echo: bool
     add_special_tokens: bool
     media: _containers.RepeatedCompositeFieldContainer[_common_pb2.MediaItem]
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., echo: _Optional[bool] = ..., add_special_tokens: _Optional[bool] = ..., media: _Optional[_Iterable[_Union[_common_pb2.MediaItem, _Mapping]]] = ...) -> None: ...
+    suffix: str
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., echo: _Optional[bool] = ..., add_special_tokens: _Optional[bool] = ..., media: _Optional[_Iterable[_Union[_common_pb2.MediaItem, _Mapping]]] = ..., suffix: _Optional[str] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)

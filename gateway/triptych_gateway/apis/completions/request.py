@@ -22,6 +22,7 @@ def complete_calls(body: CompletionRequest, request_id: str, parts: FileParts) -
                 options=options,
                 echo=body.echo,
                 add_special_tokens=body.add_special_tokens,
+                suffix=body.suffix,
             ),
             one_id,
             output_mode(body.stream),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
 from triptych_gateway.wire.cost import TriptychExtension, Usage
 from triptych_gateway.wire.generation import GenerationRequest
 from triptych_gateway.wire.logprobs import PromptLogprobs
-from triptych_gateway.wire.schema import UINT32_MAX, NoOp, Prompts, PromptTokenIds, at, optional, prompt_list
+from triptych_gateway.wire.schema import UINT32_MAX, Prompts, PromptTokenIds, at, optional, prompt_list
 
 #: Most prompts per request. Each becomes one frontend call.
 MAX_PROMPTS = 256
@@ -32,7 +32,9 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = optional("Send the log probability of each token and of this many alternatives.", ge=0, le=20)
     echo: bool | None = optional("Send the prompt's text first.")
     add_special_tokens: bool | None = optional("Let the tokenizer add its own to a text. Default true.")
-    suffix: Annotated[Any, NoOp("")] = None
+    suffix: str | None = optional(
+        "Text behind the answer: the model fills in the middle. For texts, and models whose tokenizer can."
+    )
 
     @property
     def token_limit(self) -> int:
@@ -53,6 +55,10 @@ class CompletionRequest(GenerationRequest):
             raise at("max_tokens", "must be at least 1 unless echo is true; given: 0")
         if self.echo and self.prompt_logprobs is not None:
             raise at("prompt_logprobs", "not together with echo; then logprobs has those of the prompt")
+        if self.suffix and not isinstance(self.prompts[0], str):
+            raise at("suffix", "only for prompts that are texts")
+        if self.suffix and self.echo:
+            raise at("suffix", "not together with echo")
         return self
 
 

@@ -146,13 +146,13 @@ def chat_request(body: ChatRequest, model: str, parts: FileParts) -> ConvertedCh
 
 
 def generate_call(body: GenerateRequest, model: str, request_id: str, parts: FileParts) -> tuple[FrontendCall, FieldNames]:
-    """A prompt as a call: a conversation of one turn, or with raw a completion. See chat_request."""
+    """A prompt as a call: a conversation of one turn, or with raw or a suffix a completion. See chat_request."""
     mode = output_mode(body.is_stream)
     options = _generation_options(body, parts)
     if body.truncate:
         options.truncate_prompt_tokens = -1
-    if body.raw:
-        complete = generation_pb2.CompleteRequest(model=model, text=body.prompt or "", options=options)
+    if body.raw or body.suffix:
+        complete = generation_pb2.CompleteRequest(model=model, text=body.prompt or "", options=options, suffix=body.suffix)
         files = []
         for index, image in enumerate(body.images or ()):
             item = complete.media.add(modality=common_pb2.MODALITY_IMAGE)

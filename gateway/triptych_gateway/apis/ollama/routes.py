@@ -70,7 +70,7 @@ async def chat(request: Request, body: ChatRequest) -> Response:
 async def generate(request: Request, body: GenerateRequest) -> Response:
     """Answer a prompt, or continue it."""
     model, writer = _model(request, body), _writer(GenerateWriter, request, body)
-    if not body.prompt and not body.images:
+    if not (body.prompt or body.images or body.suffix):
         return await _load(request, body, model, writer)
     _check_used(request, body, model)
     parts, request_id = files_of(request), request_id_of(request)

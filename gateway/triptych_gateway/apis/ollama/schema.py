@@ -137,12 +137,12 @@ class ChatRequest(_GenerationRequest):
 class GenerateRequest(_GenerationRequest):
     """A prompt to answer, or with raw to continue."""
 
-    prompt: str | None = optional("The user's message. Without it, and without images, the model is loaded.")
+    prompt: str | None = optional("The user's message. Without it, images and suffix, the model is loaded.")
     system: str | None = optional("Instructions before the prompt.")
     images: Images | None = None
     raw: bool | None = optional("Continue the prompt as it is, without a chat template. It has a placeholder for each image.")
     truncate: bool | None = optional("Keep only the last tokens of a prompt that is too long. Default false.")
-    suffix: Annotated[Any, NoOp("", because="text is not filled in between")] = None
+    suffix: str | None = optional("Text behind the answer: the prompt is continued without a chat template, up to this text.")
     template: Annotated[Any, NoOp("", because="the model's own chat template is used; with raw, none")] = None
     context: Annotated[Any, NoOp([], because="POST /api/chat takes a whole conversation")] = None
     width: Annotated[Any, NoOp(because=_NO_PICTURES)] = None
@@ -154,6 +154,9 @@ class GenerateRequest(_GenerationRequest):
         given = next((name for name in ("system", "think") if self.raw and getattr(self, name)), None)
         if given:
             raise at(given, "not with raw: the prompt is continued as it is")
+        beside = next((name for name in ("system", "think", "images", "truncate") if self.suffix and getattr(self, name)), None)
+        if beside:
+            raise at(beside, "not with a suffix: the text between prompt and suffix is filled in")
         return self
 
 

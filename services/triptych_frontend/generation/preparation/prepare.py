@@ -100,6 +100,8 @@ class CallPreparer:
         else:
             prompt = await self.preprocessor.complete(request, principal, with_offsets=params.wants_prompt_logprobs)
             on_exit(prompt.release)
+            if prompt.stop_token_ids and not params.sampling.ignore_eos:
+                params.sampling.stop_token_ids.extend(set(prompt.stop_token_ids) - set(params.sampling.stop_token_ids))
             answer = AnswerFormat(None, options.constraint if options.HasField("constraint") else None)
         if (num_kept := kept_tokens(options, prompt, self.model.info.max_model_len)) is not None:
             token_ids = prompt.token_ids[-num_kept:]

@@ -43,6 +43,7 @@ GENERATION: Honoured = BOTH | {
     "images": (["aGk="], lambda request: request.messages[0].content[0].media.data == b"hi"),
     "raw": (False, None),
     "truncate": (True, lambda request: request.options.truncate_prompt_tokens == -1),
+    "suffix": ("", None),
 }
 OPTIONS: Honoured = {
     "num_predict": (3, lambda request: request.options.sampling.max_tokens == 3),
@@ -86,7 +87,6 @@ REFUSED = [
         ("/api/generate", GENERATE, name, value)
         for name, value in {
             "shift": True,
-            "suffix": "end",
             "template": "{{ .Prompt }}",
             "context": [1, 2],
             "width": 512,
@@ -204,6 +204,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("/api/generate", {"prompt": "x", "raw": True, "system": "s"}, "system: not with raw"),
     ("/api/generate", {"prompt": "x", "raw": True, "think": True}, "think: not with raw"),
+    ("/api/generate", {"prompt": "x", "suffix": "y", "system": "s"}, "system: not with a suffix"),
+    ("/api/generate", {"prompt": "x", "suffix": "y", "images": ["aGk="]}, "images: not with a suffix"),
+    ("/api/generate", {"prompt": "x", "suffix": "y", "truncate": True}, "truncate: not with a suffix"),
     ("/api/generate", {"prompt": "x", "images": ["?"]}, "images[0]: must be a string in base64"),
     ("/api/embed", {}, "input: this field is required"),
     ("/api/embeddings", {}, "prompt: this field is required"),

@@ -141,6 +141,15 @@ async def test_raw_prompts_are_completions() -> None:
     assert (request.text, request.options.sampling.max_tokens, request.media[0].data) == ("<image>Once", 5, b"hi")
 
 
+async def test_prompts_with_a_suffix_are_completions() -> None:
+    frontend = FakeFrontend()
+    async with async_client(frontend) as client:
+        await client.generate(MODEL.name, "def f():", suffix="return x")
+        await client.generate(MODEL.name, suffix="return x")
+    given = [(request.text, request.suffix) for request in frontend.requests]  # type: ignore[union-attr]
+    assert given == [("def f():", "return x"), ("", "return x")]
+
+
 #: The contract's field at fault, the body that has it, and its name there.
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("options.sampling.temperature", {}, "options.temperature"),
