@@ -26,15 +26,14 @@ from collections.abc import Callable
 
 import grpc
 from triptych.v1 import control_pb2, control_pb2_grpc
+from triptych_cli.load.client import FAILURES, run_async
 from triptych_common.settings import DEFAULT_MODEL
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.harness.sitting import check_positive, describe, new_parser
 from benchmarks.harness.stack import HOST
 from benchmarks.harness.targets import Server, add_target_arguments, check_target_arguments, describe_load, running_servers
-from benchmarks.load.client import FAILURES, run_async
-from benchmarks.load.pictures import CASES, NEW, Subject, ask_in_all_ways, put_flood
-from benchmarks.load.requests import new_picture
+from benchmarks.load.pictures import CASES, NEW, Subject, ask_in_all_ways, new_picture, put_flood
 from benchmarks.report.hold import hold
 
 _CONTROL_PORT = "--engine.control-port"

@@ -27,6 +27,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import httpx
+from triptych_cli.load.client import run_async
 from triptych_common.model.store import TEXT_MODEL
 
 from benchmarks.errors import BenchmarkError
@@ -34,7 +35,6 @@ from benchmarks.harness.engines import SAMPLE_S, SETTLE_S, engines_of, wait_unti
 from benchmarks.harness.sitting import check_positive, describe, new_parser
 from benchmarks.harness.stack import Stack, running_stack
 from benchmarks.harness.targets import describe_load
-from benchmarks.load.client import run_async
 from benchmarks.load.conversations import Outcome, converse, scripts
 from benchmarks.report.hold import hold
 

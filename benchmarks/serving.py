@@ -31,6 +31,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from triptych_cli.load.client import put_load, run_async
+from triptych_cli.load.figures import Figures
+from triptych_cli.load.requests import Prompts, Request, Target, chat, completion
 from triptych_common.host.open_files import raise_open_files_limit
 from triptych_common.model.store import TEXT_MODEL
 
@@ -45,10 +48,8 @@ from benchmarks.harness.targets import (
     describe_load,
     running_servers,
 )
-from benchmarks.load.client import put_load, run_async
-from benchmarks.load.figures import Figures
 from benchmarks.load.grpc import put_grpc_load
-from benchmarks.load.requests import Prompts, Request, Target, chat, completion, new_picture
+from benchmarks.load.pictures import new_picture
 from benchmarks.report.hold import hold
 
 #: A warm-up lets each target meet its largest batch once.

@@ -21,15 +21,15 @@ import statistics
 import sys
 from collections.abc import Sequence
 
+from triptych_cli.load.client import run_async, send
+from triptych_cli.load.figures import Answer, in_window
+from triptych_cli.load.requests import Request, Target, completion
 from triptych_common.model.store import TEXT_MODEL
 
 from benchmarks.constraints.steps import KINDS, SCHEMA
 from benchmarks.harness.sitting import RESULTS, check_positive, describe, new_parser, write_results
 from benchmarks.harness.stack import running_stack
 from benchmarks.harness.targets import describe_load
-from benchmarks.load.client import run_async, send
-from benchmarks.load.figures import Answer, in_window
-from benchmarks.load.requests import Request, Target, completion
 
 
 def make_requests(kind: str, num_streams: int, max_tokens: int) -> list[Request]:

@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from triptych_cli.load.figures import Figures, summarize
+from triptych_cli.load.requests import Request
+
 from benchmarks.harness.child import Child
 from benchmarks.harness.stack import checkout_env
-from benchmarks.load.figures import Figures, summarize
-from benchmarks.load.requests import Request
 
 ENGINE_ALONE = "engine alone"
 LOAD_TIMEOUT_S = 300.0

@@ -17,6 +17,7 @@ import grpc
 import psutil
 import uvloop
 from triptych.v1 import common_pb2, engine_pb2, engine_pb2_grpc
+from triptych_cli.load.requests import Target
 from triptych_cli.stack.ports import free_port
 from triptych_common.model.store import model_info, resolve_model
 from triptych_common.rpc.channels import SERVER_OPTIONS
@@ -24,7 +25,6 @@ from triptych_common.rpc.channels import SERVER_OPTIONS
 from benchmarks.errors import BenchmarkError
 from benchmarks.harness.child import Child
 from benchmarks.harness.stack import HOST, Stack, ask, checkout_env
-from benchmarks.load.requests import Target
 
 FAKE_ENGINE = "fake engine"
 #: Of all streams together.

@@ -14,6 +14,7 @@ from triptych_common.model import store as model_store
 
 set_torch_environment()  # as the engine does before torch is imported
 
+from triptych_cli.load.figures import Answer  # noqa: E402
 from triptych_engine.assembly import make_scheduler  # noqa: E402
 from triptych_engine.core import EngineCore, new_device_thread  # noqa: E402
 from triptych_engine.executor.in_process import InProcessExecutor  # noqa: E402
@@ -25,8 +26,6 @@ from triptych_engine.scheduling.output import SequenceOutput  # noqa: E402
 from triptych_engine.scheduling.request import Request, SamplingParams  # noqa: E402
 from triptych_engine.scheduling.scheduler import Scheduler  # noqa: E402
 from triptych_engine.settings import EngineSettings  # noqa: E402
-
-from benchmarks.load.figures import Answer  # noqa: E402
 
 _NUM_WARM_UP = 4
 

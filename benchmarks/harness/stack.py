@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from triptych_cli.load.requests import Target
 from triptych_cli.stack.ports import free_port
 
 from benchmarks.harness.child import Child
 from benchmarks.harness.machine import REPOSITORY, cpu_s
 from benchmarks.harness.sitting import without_directories
-from benchmarks.load.requests import Target
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 300.0

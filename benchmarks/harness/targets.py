@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from triptych_cli.load.requests import Target
 from triptych_common.model.store import served_name
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.harness.machine import describe_commit
 from benchmarks.harness.sitting import without_directories
 from benchmarks.harness.stack import Stack, running_stack
-from benchmarks.load.requests import Target
 
 #: What they are called in results.
 TRIPTYCH, BASELINE = "Triptych", "baseline"

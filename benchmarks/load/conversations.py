@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-
-from benchmarks.load.requests import Prompts, Target
+from triptych_cli.load.requests import Prompts, Target
 
 #: Words of what two conversations of a kind have in common, of a conversation's first message, and of each later one.
 _SHARED_WORDS, _DOCUMENT_WORDS, _TURN_WORDS = 300, 400, 40

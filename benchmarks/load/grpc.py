@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 import grpc
 from triptych.v1 import common_pb2, generation_pb2, generation_pb2_grpc
-
-from benchmarks.load.client import RequestFailedError, reason
-from benchmarks.load.figures import Answer, Figures, summarize
-from benchmarks.load.requests import Request, Target
+from triptych_cli.load.client import RequestFailedError, reason
+from triptych_cli.load.figures import Answer, Figures, summarize
+from triptych_cli.load.requests import Request, Target
 
 
 async def put_grpc_load(address: str, target: Target, requests: Sequence[Request], concurrency: int, timeout_s: float) -> Figures:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from PIL import Image
+from triptych_cli.load.client import FAILURES, reason, send
+from triptych_cli.load.figures import Answer, count_reasons, in_window, percentile_ms
+from triptych_cli.load.requests import Prompts, Request, Target, chat
+
 from benchmarks.errors import BenchmarkError
-from benchmarks.load.client import FAILURES, reason, send
-from benchmarks.load.figures import Answer, count_reasons, in_window, percentile_ms
-from benchmarks.load.requests import Prompts, Request, Target, chat
 
 NUM_STREAMS = 4
 QUESTION = "What is in this image?"
@@ -23,6 +26,9 @@ FIRST_TURN = ("I have a picture for you.", "Show me.")
 #: Of each answer about a picture; the first one's time is what counts.
 PICTURE_TOKENS = 8
 _PROMPT_WORDS = 16
+#: Pixels of noise are this large, in pixels of the picture: a JPEG of it is about as large as a photograph's.
+_GRAIN = 8
+_JPEG_QUALITY = 85
 #: Until the streams have all begun, in seconds.
 _SETTLE_S = 3.0
 
@@ -173,3 +179,12 @@ def _known(error: BaseException) -> str:
     if not isinstance(error, FAILURES):
         raise error
     return reason(error)
+
+
+def new_picture(edge: int) -> bytes:
+    """A JPEG file of smoothed random noise, so many pixels wide and high."""
+    cells = max(1, edge // _GRAIN)
+    noise = Image.frombytes("RGB", (cells, cells), os.urandom(3 * cells * cells))
+    file = io.BytesIO()
+    noise.resize((edge, edge)).save(file, "JPEG", quality=_JPEG_QUALITY)
+    return file.getvalue()

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.load.figures import percentile_ms
+from triptych_cli.load.figures import percentile_ms
 
 
 @dataclass(slots=True)

@@ -12,11 +12,11 @@ from statistics import fmean
 
 import httpx
 import psutil
+from triptych_cli.load.client import run_async
 
 from benchmarks.harness.engines import SAMPLE_S, SETTLE_S, engines_of
 from benchmarks.harness.machine import BusyMeter, cpu_s
 from benchmarks.harness.stack import Stack
-from benchmarks.load.client import run_async
 from benchmarks.simulation.figures import Limits, Record, summarize
 from benchmarks.simulation.workload import Conversation
 

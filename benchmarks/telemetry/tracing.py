@@ -26,6 +26,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from triptych_cli.load.client import put_load, run_async
+from triptych_cli.load.requests import Prompts, completion
 from triptych_common.model.store import TEXT_MODEL
 
 from benchmarks.errors import BenchmarkError
@@ -34,8 +36,6 @@ from benchmarks.harness.machine import REPOSITORY
 from benchmarks.harness.sitting import RESULTS, check_positive, describe, new_parser, write_results
 from benchmarks.harness.stack import Stack, checkout_env, running_stack
 from benchmarks.harness.targets import BASELINE, describe_load
-from benchmarks.load.client import put_load, run_async
-from benchmarks.load.requests import Prompts, completion
 from benchmarks.report.telemetry import OFF, cpu_per_token
 
 #: Kind -> share of the requests that are traced.

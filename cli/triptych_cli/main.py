@@ -9,6 +9,7 @@ import typer
 from triptych_common import __version__
 from triptych_common.settings import DEFAULT_MODEL
 
+from triptych_cli.bench.app import app as bench_app
 from triptych_cli.chat.app import app as chat_app
 from triptych_cli.errors import CommandError
 from triptych_cli.keys.command import app as keys_app
@@ -41,6 +42,7 @@ class _ServeCommand(typer.core.TyperCommand):
 
 
 app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.add_typer(bench_app)
 app.add_typer(chat_app)
 app.add_typer(models_app)
 app.add_typer(keys_app, name="keys")

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
+from triptych_cli.load.requests import Target
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.load import pictures as picture_load
-from benchmarks.load.pictures import CASES, NEW, Subject, ask_in_all_ways, objection, put_flood
-from benchmarks.load.requests import Target, new_picture
+from benchmarks.load.pictures import CASES, NEW, Subject, ask_in_all_ways, new_picture, objection, put_flood
 
 GAP_S = 0.01
 

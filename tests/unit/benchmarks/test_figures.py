@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from benchmarks.load.figures import Answer, in_window, percentile, summarize
-from benchmarks.load.requests import Prompts
+from triptych_cli.load.figures import Answer, in_window, percentile, summarize
+from triptych_cli.load.requests import Prompts
 
 
 def test_percentiles_are_nearest_ranks() -> None:

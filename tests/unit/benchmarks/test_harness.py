@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 from aiohttp import web
+from triptych_cli.load.client import put_load
+from triptych_cli.load.requests import Prompts, completion
 from triptych_common.model.store import TEXT_MODEL
 
 from benchmarks.__main__ import PARTS, commands
@@ -21,8 +23,6 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.harness.child import Child
 from benchmarks.harness.sitting import RESULTS, new_parser, without_directories
 from benchmarks.harness.targets import TRIPTYCH, add_target_arguments, check_target_arguments, running_servers
-from benchmarks.load.client import put_load
-from benchmarks.load.requests import Prompts, completion
 from benchmarks.report.hold import hold
 
 

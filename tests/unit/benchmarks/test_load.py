@@ -13,9 +13,10 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 from PIL import Image
+from triptych_cli.load.client import put_load, send
+from triptych_cli.load.requests import Target, chat, completion
 
-from benchmarks.load.client import put_load, send
-from benchmarks.load.requests import Target, chat, completion, new_picture
+from benchmarks.load.pictures import new_picture
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

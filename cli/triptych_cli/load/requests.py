@@ -1,16 +1,13 @@
-"""Requests that no server has seen before: prompts, pictures, and the bodies that ask about them."""
+"""Requests that no server has seen before: prompts, and the bodies that ask about them."""
 
 from __future__ import annotations
 
 import base64
-import io
-import os
 import random
+import ssl
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
-from PIL import Image
 
 _WORDS = (
     "sea", "river", "mountain", "bird", "engine", "letter", "garden", "winter", "copper", "violin",
@@ -18,18 +15,22 @@ _WORDS = (
     "castle", "orange", "window", "bridge", "island", "candle",
 )  # fmt: skip
 _TAG_LENGTH = 6
-#: Pixels of noise are this large, in pixels of the picture: a JPEG of it is about as large as a photograph's.
-_GRAIN = 8
-_JPEG_QUALITY = 85
 
 
 @dataclass(frozen=True)
 class Target:
-    """An OpenAI-compatible server, and the name of the model there."""
+    """An OpenAI-compatible server, and the name of the model there.
+
+    Attributes:
+        url: without /v1.
+        tls: for https.
+    """
 
     name: str
     url: str
     model: str
+    api_key: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
 
 
 @dataclass(frozen=True)
@@ -40,23 +41,31 @@ class Request:
     body: dict[str, Any]
 
 
-def completion(prompt: str, max_tokens: int) -> Request:
-    """A streamed completion, greedy, of exactly so many tokens."""
-    return Request("/v1/completions", {"prompt": prompt, **_options(max_tokens)})
+def completion(prompt: str, max_tokens: int, *, ignore_eos: bool = True) -> Request:
+    """A streamed completion, greedy, of exactly so many tokens; without `ignore_eos` (not OpenAI's) of at most so many."""
+    return Request("/v1/completions", {"prompt": prompt, **_options(max_tokens, ignore_eos)})
 
 
-def chat(text: str, max_tokens: int, pictures: list[bytes] | None = None, first_turn: tuple[str, str] | None = None) -> Request:
+def chat(
+    text: str,
+    max_tokens: int,
+    pictures: list[bytes] | None = None,
+    first_turn: tuple[str, str] | None = None,
+    *,
+    ignore_eos: bool = True,
+) -> Request:
     """The same as a chat about some pictures, JPEG files; `first_turn` is what user and model said before."""
     turn = [{"role": role, "content": said} for role, said in zip(("user", "assistant"), first_turn or (), strict=False)]
     urls = ["data:image/jpeg;base64," + base64.b64encode(picture).decode() for picture in pictures or ()]
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     content = [*parts, {"type": "text", "text": text}] if parts else text
-    return Request("/v1/chat/completions", {"messages": [*turn, {"role": "user", "content": content}], **_options(max_tokens)})
+    messages = [*turn, {"role": "user", "content": content}]
+    return Request("/v1/chat/completions", {"messages": messages, **_options(max_tokens, ignore_eos)})
 
 
-def _options(max_tokens: int) -> dict[str, Any]:
-    stream = {"stream": True, "stream_options": {"include_usage": True}}
-    return {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **stream}
+def _options(max_tokens: int, ignore_eos: bool) -> dict[str, Any]:
+    options = {"max_tokens": max_tokens, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    return options | {"ignore_eos": True} if ignore_eos else options
 
 
 class Prompts:
@@ -76,12 +85,3 @@ class Prompts:
             pass
         self._tags.add(tag)
         return tag
-
-
-def new_picture(edge: int) -> bytes:
-    """A JPEG file of smoothed random noise, so many pixels wide and high."""
-    cells = max(1, edge // _GRAIN)
-    noise = Image.frombytes("RGB", (cells, cells), os.urandom(3 * cells * cells))
-    file = io.BytesIO()
-    noise.resize((edge, edge)).save(file, "JPEG", quality=_JPEG_QUALITY)
-    return file.getvalue()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -12,8 +14,8 @@ import httptools
 import orjson
 import uvloop
 
-from benchmarks.load.figures import Answer, Figures, summarize
-from benchmarks.load.requests import Request, Target
+from triptych_cli.load.figures import Answer, Figures, summarize
+from triptych_cli.load.requests import Request, Target
 
 _DONE = b"[DONE]"
 T = TypeVar("T")
@@ -38,58 +40,100 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
+@dataclass
+class Outcome:
+    """What became of the requests: answers, and why others failed."""
+
+    answers: list[Answer] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    async def add(self, answering: Coroutine[Any, Any, Answer], timed_out: str = "") -> None:
+        """Wait for an answer, and keep it, or why there is none."""
+        try:
+            self.answers.append(await answering)
+        except TimeoutError as error:
+            self.failures.append(timed_out or reason(error))
+        except FAILURES as error:
+            self.failures.append(reason(error))
+
+
 async def put_load(target: Target, requests: Sequence[Request], concurrency: int, timeout_s: float) -> Figures:
     """Send each request once, so many at a time: as one answer ends, the next request goes out.
 
     Args:
         timeout_s: for the whole; what is not answered by then has failed.
     """
-    answers: list[Answer] = []
-    failures: list[str] = []
+    outcome, deadline = Outcome(), asyncio.get_running_loop().time() + timeout_s
+
+    async def in_time(request: Request) -> Answer:
+        async with asyncio.timeout_at(deadline):
+            return await send(target, request)
+
+    late, start_s = f"not answered within {timeout_s:.0f} s", time.perf_counter()
+    await closed_loop(requests, concurrency, lambda request: outcome.add(in_time(request), late))
+    return summarize(outcome.answers, outcome.failures, time.perf_counter() - start_s)
+
+
+async def closed_loop(requests: Iterable[Request], concurrency: int, ask: Callable[[Request], Coroutine[Any, Any, None]]) -> None:
+    """Ask each request once, so many at a time: as one ends, the next begins."""
     waiting = iter(requests)
-    deadline = asyncio.get_running_loop().time() + timeout_s
 
     async def work() -> None:
         for request in waiting:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    answers.append(await send(target, request))
-            except TimeoutError:
-                failures.append(f"not answered within {timeout_s:.0f} s")
-            except FAILURES as error:
-                failures.append(reason(error))
+            await ask(request)
 
-    start_s = time.perf_counter()
-    await asyncio.gather(*(work() for _ in range(concurrency)))
-    return summarize(answers, failures, time.perf_counter() - start_s)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(work())
+
+
+async def open_loop(requests: Iterable[Request], rate: float, ask: Callable[[Request], Coroutine[Any, Any, None]]) -> None:
+    """Ask each request once, at times that do not wait for answers: so many a second on average, as a Poisson process has them."""
+    due_s = asyncio.get_running_loop().time()
+    async with asyncio.TaskGroup() as group:
+        for request in requests:
+            group.create_task(ask(request))
+            due_s += random.expovariate(rate)
+            await asyncio.sleep(due_s - asyncio.get_running_loop().time())
 
 
 async def send(target: Target, request: Request) -> Answer:
+    """The whole answer to a request. Raises one of FAILURES where it has another number of tokens than was asked for, too."""
+    answer, max_tokens = await answer_to(target, request), request.body["max_tokens"]
+    if answer.usage.get("completion_tokens") != max_tokens:
+        raise RequestFailedError(f"usage of {max_tokens} output tokens expected, got {answer.usage}")
+    return answer
+
+
+async def answer_to(target: Target, request: Request) -> Answer:
     """One request on a connection of its own, as from clients that do not know each other; returns its whole answer.
 
-    Raises one of FAILURES where the answer is not whole, or has another number of tokens than was asked for.
+    Where a server tells no usage, an answer has as many tokens as pieces, and its prompt none.
+
+    Raises one of FAILURES where the answer is not whole, or has no text.
     """
     body = orjson.dumps({"model": target.model, **request.body})
     parts = urlsplit(target.url)
     loop = asyncio.get_running_loop()
     sent_s = time.perf_counter()
     reader = _Reader(loop.create_future())
-    transport, _ = await loop.create_connection(lambda: reader, parts.hostname or "", parts.port or 80)
+    port = parts.port or (443 if target.tls else 80)
+    transport, _ = await loop.create_connection(lambda: reader, parts.hostname or "", port, ssl=target.tls)
     try:
+        key = f"Authorization: Bearer {target.api_key}\r\n" if target.api_key else ""
         head = (
-            f"POST {parts.path}{request.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+            f"POST {parts.path}{request.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n{key}"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         transport.write(head.encode() + body)
         await reader.ended
     finally:
         transport.abort()
-    usage, max_tokens = reader.usage, request.body["max_tokens"]
-    if usage.get("completion_tokens") != max_tokens:
-        raise RequestFailedError(f"usage of {max_tokens} output tokens expected, got {usage}")
     if not reader.pieces_s:
         raise RequestFailedError("no text")
-    return Answer(sent_s, reader.pieces_s, usage["prompt_tokens"], max_tokens, usage, reader.extension)
+    usage, pieces_s = reader.usage, reader.pieces_s
+    num_output_tokens = usage.get("completion_tokens") or len(pieces_s)
+    return Answer(sent_s, pieces_s, usage.get("prompt_tokens", 0), num_output_tokens, usage, reader.extension)
 
 
 class _Reader(asyncio.Protocol):
@@ -128,7 +172,10 @@ class _Reader(asyncio.Protocol):
         if self._parser.get_status_code() != 200:
             self._rest += body
             return
-        *events, self._rest = (self._rest + body).split(b"\n\n")
+        data = self._rest + body
+        if b"\r" in data:  # some servers end lines so
+            data = data.replace(b"\r\n", b"\n")
+        *events, self._rest = data.split(b"\n\n")
         for event in events:
             self._on_event(event)
 
@@ -152,7 +199,7 @@ class _Reader(asyncio.Protocol):
             raise RequestFailedError(f"error event: {message['error']}")
         self.usage = message.get("usage") or self.usage
         self.extension = message.get("triptych") or self.extension
-        if any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in message["choices"]):
+        if any(map(_has_text, message.get("choices") or ())):
             self.pieces_s.append(time.perf_counter())
 
     def _end(self, error: Exception | None) -> None:
@@ -162,3 +209,11 @@ class _Reader(asyncio.Protocol):
             self.ended.set_result(None)
         else:
             self.ended.set_exception(error)
+
+
+def _has_text(choice: dict[str, Any]) -> bool:
+    """Whether an event has text, of the answer or of what the model thinks."""
+    if choice.get("text"):
+        return True
+    delta = choice.get("delta") or {}
+    return bool(delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"))

@@ -1,0 +1,1 @@
+"""`triptych bench`: how fast an OpenAI-compatible server answers, by load."""
