@@ -14,6 +14,7 @@ from triptych_cli.chat.app import app as chat_app
 from triptych_cli.errors import CommandError
 from triptych_cli.keys.command import app as keys_app
 from triptych_cli.models.app import app as models_app
+from triptych_cli.models.completion import complete_model
 from triptych_cli.single import app as single_app
 from triptych_cli.stack.foreign_flags import help_text, translate
 from triptych_cli.stack.service_flags import split_service_args
@@ -34,6 +35,8 @@ class _ServeCommand(typer.core.TyperCommand):
     """Translates the flags of other servers, and removes those of single services, before the rest is parsed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # the shell completes a line, which is not whole yet
+            return super().parse_args(ctx, args)
         translated, notes = translate(args)
         for note in notes:
             typer.echo(f"triptych: {note}", err=True)
@@ -41,7 +44,7 @@ class _ServeCommand(typer.core.TyperCommand):
         return super().parse_args(ctx, rest)
 
 
-app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(cls=_Group, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(bench_app)
 app.add_typer(chat_app)
 app.add_typer(models_app)
@@ -70,7 +73,9 @@ def serve(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME=]MODEL", help=f"A directory, a built-in name or a hub id (org/name).  [default: {DEFAULT_MODEL}]"
+            metavar="[NAME=]MODEL",
+            help=f"A directory, a built-in name or a hub id (org/name).  [default: {DEFAULT_MODEL}]",
+            autocompletion=complete_model,
         ),
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address of the gateway.  [default: 127.0.0.1]")] = None,

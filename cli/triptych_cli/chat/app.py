@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from triptych_cli.errors import CommandError
+from triptych_cli.models.completion import complete_model
 
 app = typer.Typer()
 _System = Annotated[str | None, typer.Option(help="System message.")]
@@ -24,7 +25,10 @@ _Files = list[str] | None
 
 @app.command()
 def run(
-    model: Annotated[str, typer.Argument(help="A directory, a GGUF file, a built-in name or a hub id (org/name).")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A directory, a GGUF file, a built-in name or a hub id (org/name).", autocompletion=complete_model),
+    ],
     prompt: Annotated[str | None, typer.Argument(help="Without it, a chat begins. What comes from a pipe follows it.")] = None,
     image: Annotated[_Files, typer.Option(help="Picture that goes with the prompt: a file or an address. May be repeated.")] = None,
     audio: Annotated[_Files, typer.Option(help="Sound that goes with the prompt. May be repeated.")] = None,

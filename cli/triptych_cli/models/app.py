@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 from triptych_common.settings import DEFAULT_MODEL
 
+from triptych_cli.models.completion import complete_model
+
 app = typer.Typer()
 
 
@@ -41,7 +43,9 @@ def list_models() -> None:
 
 
 @app.command()
-def rm(models: Annotated[list[str], typer.Argument(help="Names, as `triptych list` shows them.")]) -> None:
+def rm(
+    models: Annotated[list[str], typer.Argument(help="Names, as `triptych list` shows them.", autocompletion=complete_model)],
+) -> None:
     """Remove models from this machine. GGUF files themselves stay."""
     from triptych_cli.models.installed import remove
     from triptych_cli.printable import printable

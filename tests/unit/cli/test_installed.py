@@ -85,3 +85,38 @@ def test_a_machine_without_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("huggingface_hub.scan_cache_dir.__defaults__", (tmp_path / "none",))
     models: list[InstalledModel] = installed()
     assert models == []
+
+
+def completed(line: str, shell: str = "bash") -> list[str]:
+    """What the shell is told when Tab is pressed behind a line."""
+    names = {"_TRIPTYCH_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": line}
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    result = CliRunner().invoke(app, prog_name="triptych", env=names | words)
+    assert result.exit_code == 0, result.output
+    assert not result.stderr
+    return result.stdout.split()
+
+
+@pytest.mark.parametrize("start", ["rm ", "run ", "serve ", "serve --engine.max-num-seqs 3 --dtype half ", "rm other "])
+def test_the_shell_completes_models(start: str, cache: Path) -> None:
+    assert completed(f"triptych {start}smol") == ["smollm2-135m-instruct"]
+    assert set(completed(f"triptych {start}")) == {"smollm2-135m-instruct", "org/name", str(cache / "small.gguf")}
+    assert not completed(f"triptych {start}nothing")
+
+
+def test_the_shell_completes_commands_and_options() -> None:
+    assert completed("triptych be") == ["bench"]
+    assert completed("triptych bench --conc") == ["--concurrency"]
+
+
+def test_zsh_is_told_names_and_takes_paths_where_there_is_none(cache: Path) -> None:
+    assert "smollm2-135m-instruct" in " ".join(completed("triptych rm smol", "zsh"))
+    assert completed("triptych serve ./dir", "zsh") == ["_files"]
+
+
+def test_a_cache_that_cannot_be_read_completes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> list[InstalledModel]:
+        raise PermissionError("no")
+
+    monkeypatch.setattr("triptych_cli.models.installed.installed", fail)
+    assert not completed("triptych rm smol")
