@@ -118,6 +118,7 @@ class Frontend:
         self._preprocessor = Preprocessor(
             self._tokenizer, template, settings, vocab_size, self._media, reasoning is not None, self._model.info.name
         )
+        info.capabilities.infill = self._preprocessor.can_infill
         self._engines = Pool(
             "engine",
             resolver_of(settings.engine_addresses, "engine", self._model.info.fingerprint),

@@ -91,6 +91,11 @@ class Preprocessor:
         self._pool = ThreadPoolExecutor(self.settings.num_tokenizer_threads, thread_name_prefix="tokenizer")
         self.constraints = ConstraintChecker(self.tokenizer, self.vocab_size, self._pool)
 
+    @property
+    def can_infill(self) -> bool:
+        """Whether prompts may have a suffix."""
+        return self._infill is not None
+
     def close(self) -> None:
         """Release the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)

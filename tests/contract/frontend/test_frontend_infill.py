@@ -78,6 +78,7 @@ async def test_ollama_fills_in(coder: Path) -> None:
             await until(lambda: bool(app.state.gateway.pool.ready))
             client = ollama.AsyncClient("http://g", transport=httpx.ASGITransport(app))
             try:
+                assert "insert" in ((await client.show("coder")).capabilities or ())
                 answer = await client.generate("coder", "def f():", suffix="return x")
             finally:
                 await client.close()

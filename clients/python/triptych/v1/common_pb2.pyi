@@ -341,7 +341,7 @@ class PoolingParams(_message.Message):
     def __init__(self, task: _Optional[_Union[Task, str]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., activation: _Optional[bool] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("tasks", "modalities", "max_choices", "max_logprobs", "max_media_items", "constraints", "tools", "reasoning", "default_sampling", "continuation", "lora", "kv_role")
+    __slots__ = ("tasks", "modalities", "max_choices", "max_logprobs", "max_media_items", "constraints", "tools", "reasoning", "default_sampling", "continuation", "lora", "kv_role", "infill")
     TASKS_FIELD_NUMBER: _ClassVar[int]
     MODALITIES_FIELD_NUMBER: _ClassVar[int]
     MAX_CHOICES_FIELD_NUMBER: _ClassVar[int]
@@ -354,6 +354,7 @@ class Capabilities(_message.Message):
     CONTINUATION_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
     KV_ROLE_FIELD_NUMBER: _ClassVar[int]
+    INFILL_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedScalarFieldContainer[Task]
     modalities: _containers.RepeatedScalarFieldContainer[Modality]
     max_choices: int
@@ -366,7 +367,8 @@ class Capabilities(_message.Message):
     continuation: bool
     lora: bool
     kv_role: KvRole
-    def __init__(self, tasks: _Optional[_Iterable[_Union[Task, str]]] = ..., modalities: _Optional[_Iterable[_Union[Modality, str]]] = ..., max_choices: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_media_items: _Optional[int] = ..., constraints: _Optional[_Iterable[str]] = ..., tools: _Optional[bool] = ..., reasoning: _Optional[bool] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., continuation: _Optional[bool] = ..., lora: _Optional[bool] = ..., kv_role: _Optional[_Union[KvRole, str]] = ...) -> None: ...
+    infill: bool
+    def __init__(self, tasks: _Optional[_Iterable[_Union[Task, str]]] = ..., modalities: _Optional[_Iterable[_Union[Modality, str]]] = ..., max_choices: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_media_items: _Optional[int] = ..., constraints: _Optional[_Iterable[str]] = ..., tools: _Optional[bool] = ..., reasoning: _Optional[bool] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., continuation: _Optional[bool] = ..., lora: _Optional[bool] = ..., kv_role: _Optional[_Union[KvRole, str]] = ..., infill: _Optional[bool] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "revision", "fingerprint", "architecture", "max_model_len", "vocab_size", "eos_token_ids", "quantization", "capabilities", "weights_fingerprint", "adapters", "parent")

@@ -104,9 +104,9 @@ async def cut_speech(content: bytes, rule: CutRule) -> Speech:
     """Decode a file and cut it. Raises UnreadableError."""
     numbers = map(str, (rule.shortest_s, rule.longest_s, int(rule.at_pauses)))
     output = await read_in_process((*_COMMAND, *numbers), content, _LIMITS)
-    head, _, samples = output.partition(b"\n")
-    found = orjson.loads(head)
-    view, pieces = memoryview(samples), []
+    head_end = output.index(b"\n")
+    found, pieces = orjson.loads(output[:head_end]), []
+    view = memoryview(output)[head_end + 1 :]
     for start_s, end_s, offset_s, start, end in found["pieces"]:
         pieces.append(Piece(start_s, end_s, offset_s, _wav(view[2 * start : 2 * end])))
     return Speech(found["duration_s"], pieces)

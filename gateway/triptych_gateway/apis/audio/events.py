@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -94,14 +95,16 @@ class TimedWriter(TranscriptWriter):
 
     def __init__(self, body: AudioRequest, speech: Speech) -> None:
         super().__init__(body)
-        self._format, self._speech = body.response_format, speech
+        self._format = body.response_format
+        # Without the sound, which is freed as soon as a frontend has it.
+        self._pieces = [replace(piece, wav=b"") for piece in speech.pieces]
         self._header = Header(body.task, body.language_of_text, speech.duration_s, body.temperature or 0.0)
 
     def whole(self, choices: Sequence[Choice], cost: Cost) -> bytes:
         """The answer in the format that was asked for."""
         parts = [
             TimedText(segments_of(piece, choice.text), choice.logprobs, choice.token_ids)
-            for piece, choice in zip(self._speech.pieces, choices, strict=True)
+            for piece, choice in zip(self._pieces, choices, strict=True)
         ]
         if self._format == "verbose_json":
             return orjson.dumps(verbose_json(self._header, parts))

@@ -83,7 +83,7 @@ class ShownModel(BaseModel):
     model_info: Annotated[dict[str, Any], Field(description="Its architecture, its context length, the size of its vocabulary.")]
     capabilities: Annotated[
         list[str],
-        Field(description="completion, tools, vision, thinking, or of other models embedding: what requests may ask for."),
+        Field(description="completion, insert, tools, vision, thinking, or of other models embedding: what requests may ask for."),
     ]
 
 
@@ -194,6 +194,7 @@ def _capabilities(able: common_pb2.Capabilities) -> list[str]:
     generates = not able.tasks or common_pb2.TASK_GENERATE in able.tasks
     has = {
         "completion": generates,
+        "insert": able.infill,
         "tools": able.tools,
         "vision": common_pb2.MODALITY_IMAGE in able.modalities,
         "thinking": able.reasoning,

@@ -98,11 +98,11 @@ async def test_lists(tmp_path: Path) -> None:
 
 async def test_what_is_told_of_a_model() -> None:
     sampling = common_pb2.SamplingParams(temperature=0.7, repetition_penalty=1.05, top_k=20)
-    frontend = able(tools=True, reasoning=True, modalities=[common_pb2.MODALITY_IMAGE], default_sampling=sampling)
+    frontend = able(tools=True, reasoning=True, infill=True, modalities=[common_pb2.MODALITY_IMAGE], default_sampling=sampling)
     frontend.model.architecture, frontend.model.quantization = "LlamaForCausalLM", "int8"
     async with async_client(frontend) as client:
         shown = await client.show(LATEST)
-    assert shown.capabilities == ["completion", "tools", "vision", "thinking"]
+    assert shown.capabilities == ["completion", "insert", "tools", "vision", "thinking"]
     assert shown.parameters is not None
     told = dict(line.split() for line in shown.parameters.splitlines())
     assert told == {"temperature": "0.7", "repeat_penalty": "1.05", "top_k": "20"}

@@ -197,8 +197,14 @@ async def test_a_client_that_leaves_ends_the_cutting(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(cutting, "_COMMAND", ("-c", "'a cutter'; import time; time.sleep(60)"))
 
+    def is_cutter(process: psutil.Process) -> bool:
+        try:
+            return "'a cutter'" in " ".join(process.cmdline())
+        except psutil.Error:  # it has ended
+            return False
+
     def cutters() -> list[psutil.Process]:
-        return [child for child in psutil.Process().children() if "'a cutter'" in " ".join(child.cmdline())]
+        return list(filter(is_cutter, psutil.Process().children()))
 
     async with gateway_server(FakeFrontend()) as (host, port), httpx.AsyncClient() as client:
         url = f"http://{host}:{port}/v1/audio/transcriptions"
