@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from triptych_engine.runner.cpu.attention import CpuAttention
-from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs, PackedWeight
+from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs
 from triptych_engine.runner.cpu.kernels import CpuKernels
-from triptych_engine.runner.cpu.linear.layers import KernelLinear
-from triptych_engine.runner.cpu.linear.quant import QuantLinear
+from triptych_engine.runner.cpu.linear.packing import packed_weight
 from triptych_engine.runner.fusion.adapters import current_adapters
 from triptych_engine.runner.fusion.kernels import LayerParts
 
@@ -93,9 +92,3 @@ class LayerStack:
 
 def _address(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def packed_weight(linear: KernelLinear) -> PackedWeight:
-    """Its weight and bias in the kernel's form."""
-    num_quant_panels = len(linear.weight) if linear.weight is not None and isinstance(linear, QuantLinear) else 0
-    return PackedWeight(_address(linear.weight), _address(linear.bias), linear.in_features, linear.out_features, num_quant_panels)

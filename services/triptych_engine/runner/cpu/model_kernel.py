@@ -14,8 +14,9 @@ from torch import nn
 
 from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.kernel_args import DecoderEndsArgs
-from triptych_engine.runner.cpu.layer_kernel import LayerStack, packed_weight
+from triptych_engine.runner.cpu.layer_kernel import LayerStack
 from triptych_engine.runner.cpu.linear.layers import KernelLinear, WideHead
+from triptych_engine.runner.cpu.linear.packing import packed_weight
 from triptych_engine.runner.cpu.linear.quant import QuantEmbedding
 from triptych_engine.runner.fusion.modules import FusedRMSNorm
 from triptych_engine.runner.fusion.rotary import PositionTables

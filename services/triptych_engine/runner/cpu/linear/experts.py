@@ -11,8 +11,8 @@ from torch import nn
 
 from triptych_engine.runner.cpu.kernel_args import ExpertsArgs, PackedWeight
 from triptych_engine.runner.cpu.kernels import CpuKernels
-from triptych_engine.runner.cpu.layer_kernel import packed_weight
 from triptych_engine.runner.cpu.linear.layers import KernelLinear
+from triptych_engine.runner.cpu.linear.packing import packed_weight
 from triptych_engine.runner.fusion.kernels import PackedLinear
 from triptych_engine.runner.quantization.experts import (
     Activation,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from triptych_engine.runner.cpu.kernel_args import PackedWeight
 from triptych_engine.runner.cpu.kernels import CpuKernels
-from triptych_engine.runner.cpu.linear.layers import Bf16Linear, OneDnnLinear
+from triptych_engine.runner.cpu.linear.layers import Bf16Linear, KernelLinear, OneDnnLinear
 from triptych_engine.runner.cpu.linear.quant import QuantLinear, UnquantizedLinear
 from triptych_engine.runner.fusion.kernels import PackedLinear
 from triptych_engine.runner.model.precision import cpu_computes_bfloat16
@@ -47,3 +48,10 @@ def can_pack(kernels: CpuKernels | None, dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return kernels is not None or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+
+def packed_weight(linear: KernelLinear) -> PackedWeight:
+    """Its weight and bias in the kernels' form."""
+    weight, bias = (None if tensor is None else tensor.data_ptr() for tensor in (linear.weight, linear.bias))
+    num_quant_panels = len(linear.weight) if linear.weight is not None and isinstance(linear, QuantLinear) else 0
+    return PackedWeight(weight, bias, linear.in_features, linear.out_features, num_quant_panels)
