@@ -108,31 +108,43 @@ def _bytes(memory: str | None) -> int | None:
 def announce(models: Sequence[Prepared], gateway: Service, elapsed_s: float, ready_fd: int | None = None) -> None:
     """Print the addresses, and a command to paste. Write them to `ready_fd` as well."""
     names = [model.name for model in models]
-    first = next((model for model in models if model.generates), models[0])
+    first = next((model for model in models if model.generates and not model.transcribes), models[0])
     print(file=sys.stdout)
     print(f"Triptych serves {', '.join(names)} at {gateway.url} (ready after {elapsed_s:.1f} s)")
-    if first.generates and getattr(gateway.settings, "playground", False):
+    if first.generates and not first.transcribes and getattr(gateway.settings, "playground", False):
         print(f"  open {gateway.url} in a browser to chat")
     print(f"  documentation {gateway.url}/docs · gRPC {gateway.grpc_address} · Ctrl-C stops it")
     has_key = bool(getattr(gateway.settings, "has_keys", False))
     https_dir = getattr(gateway.settings, "https_dir", None)
     # `triptych certs` writes the authority beside the certificate.
     authority = https_dir / "ca.crt" if https_dir is not None and (https_dir / "ca.crt").is_file() else None
-    print(f"  {curl_line(gateway.url, first.name, has_key, authority, generates=first.generates)}", flush=True)
+    kind = "transcribe" if first.transcribes else "generate" if first.generates else "embed"
+    print(f"  {curl_line(gateway.url, first.name, has_key, authority, kind=kind)}", flush=True)
     if ready_fd is not None:
         write_addresses(ready_fd, names, [*(service for model in models for service in model.services), gateway])
 
 
-def curl_line(url: str, model: str, has_key: bool = False, authority: Path | None = None, *, generates: bool = True) -> str:
+def curl_line(
+    url: str,
+    model: str,
+    has_key: bool = False,
+    authority: Path | None = None,
+    *,
+    kind: str = "generate",
+) -> str:
     """A first request, as a shell command.
 
     Args:
         authority: the file of an authority that machines do not know.
+        kind: what the model does: generate, embed or transcribe.
     """
-    question, route = "What is the capital of France?", "chat/completions" if generates else "embeddings"
-    body: dict[str, object] = {"model": model, "input": [question]}
-    if generates:
-        body = {"model": model, "messages": [{"role": "user", "content": question}], "temperature": 0}
+    question = "What is the capital of France?"
     key = ' -H "Authorization: Bearer $TRIPTYCH_GATEWAY_API_KEY"' if has_key else ""
     trust = f"--cacert {shlex.quote(str(authority))} " if authority is not None else ""
+    if kind == "transcribe":
+        return f"curl {trust}{url}/v1/audio/transcriptions{key} -F model={shlex.quote(model)} -F file=@speech.wav"
+    route, body = "embeddings", dict[str, object]({"model": model, "input": [question]})
+    if kind == "generate":
+        route = "chat/completions"
+        body = {"model": model, "messages": [{"role": "user", "content": question}], "temperature": 0}
     return f"curl {trust}{url}/v1/{route} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"

@@ -26,6 +26,7 @@ from triptych_engine.executor.worker import WorkerConfig, executor_of_worker
 from triptych_engine.kv_offload.disk_tier import DiskTier
 from triptych_engine.kv_offload.host_memory import HostMemory
 from triptych_engine.kv_offload.host_tier import HostTier
+from triptych_engine.scheduling.cache.cross_cache import CrossCache
 from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
 from triptych_engine.scheduling.cache.layer_groups import LayerGroups
 from triptych_engine.scheduling.cache.state_cache import StateCache
@@ -119,6 +120,8 @@ def new_tier(memory: HostMemory | None, loaded: ExecutorInfo) -> HostTier | None
         return None
     if loaded.num_states:
         raise StartupError("kv_offloading_memory and kv_role are not supported for models with recurrent layers")
+    if loaded.num_cross_slots:
+        raise StartupError("kv_offloading_memory and kv_role are not supported for encoder-decoder models")
     tier = HostTier(memory, loaded.block_bytes)
     if not tier.num_slots:
         raise StartupError(f"kv_offloading_memory ({memory.num_bytes} bytes) holds no block of {sum(loaded.block_bytes)} bytes")
@@ -173,7 +176,7 @@ def make_scheduler(
             offers_prompts=settings.kv_role == "prefill",
             groups=_layer_groups(loaded, num_steps=2 if schedules_ahead(settings, loaded) else 1),
         ),
-        max_num_seqs=min(settings.max_num_seqs, loaded.num_states or settings.max_num_seqs),
+        max_num_seqs=min(settings.max_num_seqs, loaded.num_states or loaded.num_cross_slots or settings.max_num_seqs),
         max_num_batched_tokens=loaded.max_num_batched_tokens,
         max_waiting=settings.max_waiting,
         max_model_len=max_model_len,
@@ -190,13 +193,14 @@ def _layer_groups(loaded: ExecutorInfo, num_steps: int) -> LayerGroups | None:
     Args:
         num_steps: that may be in flight.
     """
-    if not loaded.num_states and not loaded.num_window_blocks:
+    if not (loaded.num_states or loaded.num_window_blocks or loaded.num_cross_slots):
         return None
     windows = None
     if loaded.num_window_blocks:
         step_tokens = num_steps * loaded.max_num_batched_tokens
         windows = WindowCache(loaded.num_window_blocks, loaded.block_size, loaded.window, step_tokens)
-    return LayerGroups(windows, StateCache(loaded.num_states, loaded.block_size) if loaded.num_states else None)
+    states = StateCache(loaded.num_states, loaded.block_size) if loaded.num_states else None
+    return LayerGroups(windows, states, CrossCache(loaded.num_cross_slots) if loaded.num_cross_slots else None)
 
 
 def schedules_ahead(settings: EngineSettings, loaded: ExecutorInfo) -> bool:

@@ -19,7 +19,7 @@ from triptych_common.host.garbage import startup_objects_frozen
 from triptych_common.host.memory import return_large_blocks
 from triptych_common.limits import MAX_CHOICES, MAX_LOGPROBS
 from triptych_common.model.pooling import served_model
-from triptych_common.model.store import model_info, resolve_model, served_name
+from triptych_common.model.store import is_encoder_decoder, model_info, resolve_model, served_name
 from triptych_common.rpc.control import State, cannot_sleep
 from triptych_common.rpc.generation import SERVICES, add_services
 from triptych_common.rpc.security.roles import Role
@@ -44,11 +44,13 @@ from triptych_frontend.media.fetch import MediaFetcher
 from triptych_frontend.media.preparer import MediaPreparer
 from triptych_frontend.media.processors.loading import default_chat_template, load_media_processor
 from triptych_frontend.media.processors.placeholders import PlaceholderExpander
+from triptych_frontend.media.processors.window import AudioWindow
 from triptych_frontend.metrics import FrontendMetrics
 from triptych_frontend.no_torch import forbid_torch
 from triptych_frontend.output.chain import OutputChains
 from triptych_frontend.prompt.chat_template import ChatTemplate
 from triptych_frontend.prompt.preprocess import Preprocessor
+from triptych_frontend.prompt.speech import load_speech_prompts
 from triptych_frontend.rpc.load import load_of
 from triptych_frontend.rpc.servicers import FrontendStages, GenerationServicer
 from triptych_frontend.served_model import ServedModel
@@ -87,7 +89,9 @@ class Frontend:
         self._tls = Tls.of(settings.tls_dir, Role.FRONTEND)
         self._model = ServedModel(info)
         source = settings.chat_template.read_text(encoding="utf-8") if settings.chat_template else None
-        placeholders = {modality: expander.placeholder(modality) for modality in expander.modalities} if expander else {}
+        speech = load_speech_prompts(path, self._tokenizer, info.max_model_len)
+        has_places = expander is not None and speech is None
+        placeholders = {one: expander.placeholder(one) for one in expander.modalities} if expander and has_places else {}
         embed_token_ids = expander.embed_token_ids if expander else frozenset()
         template = ChatTemplate(self._tokenizer, source, placeholders, embed_token_ids)
         self.server = ServiceServer(
@@ -116,7 +120,14 @@ class Frontend:
         info.capabilities.tools = template.takes_tools and tools is not None
         info.capabilities.reasoning = reasoning is not None
         self._preprocessor = Preprocessor(
-            self._tokenizer, template, settings, vocab_size, self._media, reasoning is not None, self._model.info.name
+            self._tokenizer,
+            template,
+            settings,
+            vocab_size,
+            self._media,
+            can_reason=reasoning is not None,
+            model_name=self._model.info.name,
+            speech=speech,
         )
         info.capabilities.infill = self._preprocessor.can_infill
         self._engines = Pool(
@@ -247,6 +258,8 @@ def _load_text_and_media(path: Path, max_pixels: int = 50_000_000) -> tuple[Toke
     from transformers import AutoConfig  # late import: see no_torch
 
     tokenizer = Tokenizer.load(path)
+    if is_encoder_decoder(path):
+        return tokenizer, AudioWindow(path), ""
     try:
         processor = load_media_processor(path, tokenizer.hf, max_pixels)
     except StartupError as error:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from support.drivers.attention import worst_difference
 from support.drivers.gpu_layers import check_layer_kernels
-from triptych_engine.runner.attention.paged import LayerShape, TorchAttention
+from triptych_engine.runner.attention.paged import LayerShape
+from triptych_engine.runner.attention.plain import TorchAttention
 from triptych_engine.runner.backends import choose_backend
 
 pytestmark = [

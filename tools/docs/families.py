@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, WhisperConfig
 
 from .page import ROOT, write_or_check
 
@@ -25,7 +25,8 @@ This page is generated from the configurations of the tests by `make docs`. Do n
 A family is what a checkpoint's `config.json` names in `model_type`. Of each, a tiny model with random weights is computed in
 float32 and compared with transformers: greedy tokens and log probabilities of requests of different lengths, in one batch, in small
 chunks, with a hit in the prefix cache ([text](../tests/integration/parity/test_family_parity.py),
-[media](../tests/integration/parity/test_media_parity.py), [recurrent states](../tests/integration/parity/test_hybrid_parity.py)).
+[media](../tests/integration/parity/test_media_parity.py), [recurrent states](../tests/integration/parity/test_hybrid_parity.py),
+[cross-attention](../tests/integration/parity/test_whisper_parity.py)).
 That proves the arithmetic. Of most families no real weights have run; the last column names those that have. A family that is not
 here is not refused: it is [checked at load](models.md#the-self-check-at-load), like every model.
 
@@ -45,7 +46,7 @@ Bidirectional models that embed are in [models.md](models.md#pooling-models).
 | Mamba-1 (Jamba, Mamba), lightning attention (MiniMax-01) | [refused](models.md#refused-models) at load |
 | models of recurrent layers only (Mamba-2) | [refused](models.md#refused-models) at load |
 | sparse attention (DeepSeek-V3.2), Llama 4 beyond 8,192 tokens | [refused](models.md#refused-models) by the configuration |
-| encoder-decoder models (Whisper, T5) | [refused](models.md#refused-models) by the configuration |
+| encoder-decoder models other than Whisper (T5) | [refused](models.md#refused-models) by the configuration |
 """
 #: Family -> the checkpoint with which tests compare the text.
 _REAL = {"llama": "SmolLM2-135M-Instruct, as safetensors and as GGUF"}
@@ -71,6 +72,8 @@ def traits(config: PretrainedConfig) -> list[str]:
         found.append("latent attention")
     if "sliding_attention" in kinds or (not kinds and getattr(text, "sliding_window", None)):
         found.append("windows")
+    if config.is_encoder_decoder:
+        found.append("cross-attention")
     if any((getattr(text, name, None) or 0) > 1 for name in _EXPERTS):
         found.append("experts")
     return found
@@ -91,6 +94,7 @@ def page() -> str:
         _row(rows, config)
     for name, family in FAMILY_TABLE.items():
         _row(rows, a_config(name)).media.update(dict.fromkeys(family.parts))
+    _row(rows, WhisperConfig()).media["audio"] = None
     lines = [
         f"| {name} | {', '.join(row.traits) or 'attention'} | {', '.join(row.media)} | {_REAL.get(name, '')} |"
         for name, row in sorted(rows.items())

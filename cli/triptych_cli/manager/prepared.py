@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from triptych.errors import StartupError
 from triptych_common.model.pooling import pooling_model
-from triptych_common.model.store import served_name
+from triptych_common.model.store import is_encoder_decoder, served_name
 
 from triptych_cli.errors import CommandError
 from triptych_cli.manager.memory import Needs
@@ -21,10 +21,11 @@ from triptych_cli.stack.service_flags import ServiceArgs
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's files, and what follows from them. `generates`: it answers with text."""
+    """A model's files, and what follows from them. `generates`: it answers with text. `transcribes`: to audio only."""
 
     options: ServeOptions
     generates: bool
+    transcribes: bool
     with_encoder: bool
     needs: Needs
 
@@ -52,7 +53,7 @@ def fetched(options: ServeOptions, given: ServiceArgs, console: Console) -> Chec
     # Bidirectional models read text alone.
     with_encoder = not (pooling and pooling.is_bidirectional) and needs_encoder(path, options, given)
     needs = Needs.of(path, options, given, with_encoder=with_encoder)
-    return Checkpoint(options, pooling is None, with_encoder, needs)
+    return Checkpoint(options, pooling is None, is_encoder_decoder(path), with_encoder, needs)
 
 
 def prepared(checkpoint: Checkpoint, given: ServiceArgs, memory: int | None) -> Prepared:
@@ -63,4 +64,4 @@ def prepared(checkpoint: Checkpoint, given: ServiceArgs, memory: int | None) -> 
     """
     options = replace(checkpoint.options, memory=memory)
     services = plan_model(options, given, checkpoint.with_encoder)
-    return Prepared(options, checkpoint.generates, checkpoint.with_encoder, checkpoint.needs, services)
+    return Prepared(**{**vars(checkpoint), "options": options}, services=services)

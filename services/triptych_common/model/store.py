@@ -211,11 +211,18 @@ def text_config(config: dict) -> dict:
     return {**config, **(config.get("text_config") or {})}
 
 
+def is_encoder_decoder(path: Path) -> bool:
+    """Whether the decoder of the checkpoint in a directory attends to what its encoder makes of audio (Whisper)."""
+    return read_json(path / "config.json").get("model_type") == "whisper"
+
+
 def has_towers(path: Path) -> bool:
-    """Whether the checkpoint in a directory has towers for images, audio or video besides its language model.
+    """Whether the checkpoint in a directory has towers for images, audio or video besides its language model, or an encoder.
 
     It reads only the configuration, so that processes without torch and transformers can use it.
     """
+    if is_encoder_decoder(path):
+        return True
     config = read_json(path / "config.json")
     # Omni models nest the part that understands ("thinker") beside the part that speaks.
     parts = (config, config.get("thinker_config") or {})
@@ -256,6 +263,7 @@ def model_info(path: Path, name: str, max_model_len: int | None = None) -> commo
     config = read_json(path / "config.json")
     text = text_config(config)
     longest = text.get("max_position_embeddings") or text.get("n_positions") or text.get("max_seq_len")
+    longest = longest or text.get("max_target_positions")  # of a decoder beside an encoder
     if max_model_len is None and longest is not None:
         right, why = _right_context(text)
         if right is not None and right < longest:

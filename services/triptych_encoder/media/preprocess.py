@@ -180,9 +180,8 @@ class ProcessorCalls:
             limit = longest * self.sampling_rate if longest else None
         else:
             limit = self.feature_extractor.n_samples
-        if limit is not None and len(samples) > limit:
-            seconds, most = len(samples) / self.sampling_rate, limit / self.sampling_rate
-            raise bad_media("audio", f"is {seconds:.1f} s long; this model takes at most {most:g} s", most, f"{seconds:.1f}")
+        if limit is not None:
+            _check_samples(len(samples), limit, self.sampling_rate)
 
 
 class PixtralCalls(ProcessorCalls):
@@ -229,9 +228,30 @@ class VoxtralCalls(ProcessorCalls):
         return prepared_item(modality, {"input_features": frames.transpose(0, 1)}, frames.shape[1] * self._tokens_per_window)
 
 
+class WhisperCalls(ProcessorCalls):
+    """Audio for Whisper's encoder: one window, padded with silence. Uses only the feature extractor."""
+
+    def __init__(self, path: Path, config: PretrainedConfig) -> None:
+        self.image_processor, self.feature_extractor = None, AutoFeatureExtractor.from_pretrained(path)
+        self._num_states = config.max_source_positions
+
+    def preprocess(self, modality: common_pb2.Modality, media: Any, options: Mapping[str, Any]) -> PreprocessedItem:
+        _check_samples(len(media), self.feature_extractor.n_samples, self.sampling_rate)
+        features = self.feature_extractor(media, sampling_rate=self.sampling_rate, return_tensors="pt")
+        return prepared_item(modality, features, self._num_states)
+
+
+def _check_samples(num_samples: int, limit: int, rate: int) -> None:
+    if num_samples > limit:
+        seconds, most = num_samples / rate, limit / rate
+        raise bad_media("audio", f"is {seconds:.1f} s long; this model takes at most {most:g} s", most, f"{seconds:.1f}")
+
+
 def _calls_for(path: Path, config: PretrainedConfig, max_pixels: int) -> ProcessorCalls:
     if config.model_type == "voxtral":
         return VoxtralCalls(path, config)
+    if config.model_type == "whisper":
+        return WhisperCalls(path, config)
     if getattr(getattr(config, "vision_config", None), "model_type", "") == "pixtral":
         return PixtralCalls(path, config, max_pixels)
     return ProcessorCalls(path, config, max_pixels)

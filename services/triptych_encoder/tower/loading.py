@@ -124,7 +124,7 @@ def _drop_language_model(model: Any) -> list[str]:
     dropped = []
     for parent in (inner, model):
         for name, child in list(parent.named_children()):
-            if child is decoder or name == "lm_head":
+            if child is decoder or name in ("lm_head", "proj_out"):
                 delattr(parent, name)
                 setattr(parent, name, None)
                 dropped.append(name)

@@ -8,6 +8,7 @@ between families. Only this file handles the differences:
   the items. So the rows are concatenated, and split by the number of placeholder tokens of each item.
 - Omni's audio embeddings are in `last_hidden_state`. Qwen3-VL adds `deepstack_features`, one tensor of rows per layer.
 - Qwen2-Audio has no such method. This file does the same as its forward method.
+- Whisper has none either. Its embeddings are the last states of its encoder.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TOWER_METHODS = {
     Modality.MODALITY_VIDEO: "get_video_features",
 }
 #: Model types that have a tower, but no such method.
-WITHOUT_METHOD = frozenset({"qwen2_audio"})
+WITHOUT_METHOD = frozenset({"qwen2_audio", "whisper"})
 #: Floating-point inputs that describe positions. They are never converted to the model's dtype.
 _FLOATING_GEOMETRY = frozenset({"second_per_grid_ts", "video_second_per_grid"})
 
@@ -50,7 +51,10 @@ class Tower:
     ) -> None:
         self._device, self._dtype, self._embedding_dtype = device, dtype, embedding_dtype or dtype
         self._methods = _find_methods(model)
-        self._takes = {modality: frozenset(inspect.signature(method).parameters) for modality, method in self._methods.items()}
+        self._takes = {
+            modality: frozenset(inspect.signature(getattr(method, "forward", method)).parameters)
+            for modality, method in self._methods.items()
+        }
 
     @property
     def modalities(self) -> tuple[common_pb2.Modality, ...]:
@@ -104,7 +108,7 @@ def _find_methods(model: PreTrainedModel) -> dict[common_pb2.Modality, Callable[
         if method is not None:
             methods[modality] = method
     if Modality.MODALITY_AUDIO not in methods and model.config.model_type in WITHOUT_METHOD:
-        methods[Modality.MODALITY_AUDIO] = _Qwen2Audio(inner)
+        methods[Modality.MODALITY_AUDIO] = inner.encoder if model.config.model_type == "whisper" else _Qwen2Audio(inner)
     return methods
 
 

@@ -74,6 +74,7 @@ class InProcessExecutor:
             vocab_size=runner.vocab_size,
             num_blocks=runner.num_blocks,
             num_states=runner.size.num_states,
+            num_cross_slots=runner.size.num_cross_slots,
             num_window_blocks=runner.size.num_window_blocks,
             window=runner.window,
             block_size=self._config.block_size,

@@ -41,6 +41,8 @@ class ExecutorInfo:
     takes_loras: bool = False
     #: Slots for the recurrent states of a hybrid model; 0 for others.
     num_states: int = 0
+    #: Slots for keys and values of an encoder's states; 0 for models without cross-attention.
+    num_cross_slots: int = 0
     #: Blocks of layers with a window, if these have blocks of their own, and that window in tokens.
     num_window_blocks: int = 0
     window: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triptych.errors import NeverFitsError
 
-from triptych_engine.media.item import EmbeddingSlice
+from triptych_engine.media.item import Embeddings, EmbeddingSlice
 from triptych_engine.media.needs import MediaNeeds, MediaRequest
 
 
@@ -51,6 +51,8 @@ class MediaGate:
     def num_computable(self, request: MediaRequest, start: int) -> int:
         """How many tokens from `start` on can be computed with the embeddings that are here, in whole spans."""
         media = request.media
+        if media.is_beside and not self.has_next(request, start):
+            return 0
         num_tokens = request.num_tokens - start
         for placeholder in media.overlapping(start, media.end):
             if self._cache.embeddings(placeholder.item) is None:
@@ -60,6 +62,8 @@ class MediaGate:
 
     def has_next(self, request: MediaRequest, start: int) -> bool:
         """Whether the embeddings that the request needs first, from `start` on, are here."""
+        if request.media.is_beside:
+            return request.is_running or all(self._cache.embeddings(item) is not None for item in request.media.items)
         ahead = request.media.overlapping(start, request.media.end)
         return not ahead or self.num_computable(request, start) > max(0, ahead[0].offset - start)
 
@@ -77,6 +81,13 @@ class MediaGate:
         num_held = sum(len(one.block_ids) for one in stalled)
         fits = len(stalled) < self._max_stalled and num_held + num_blocks <= self._max_stalled_blocks
         return fits and self.num_computable(request, start) >= self._min_text_tokens
+
+    def encoder_states(self, request: MediaRequest) -> Embeddings:
+        """The embeddings of the one item beside the prompt. Raises AssertionError if they are missing."""
+        (item,) = request.media.items
+        if (embeddings := self._cache.embeddings(item)) is None:
+            raise AssertionError(f"request {request.request_id} is computed, and its encoder's states are not here")
+        return embeddings
 
     def slices(self, request: MediaRequest, start: int, num_tokens: int) -> list[EmbeddingSlice]:
         """The embeddings that replace tokens of a step. Raises AssertionError if some are missing."""

@@ -61,6 +61,9 @@ class MediaTraits:
     layout_names: Mapping[Modality, tuple[str, ...]] = field(default_factory=dict)
     #: Grid patches per embedding, along the height and along the width.
     spatial_merge_size: int = 1
+    #: The embeddings of the one item of a prompt, if all tokens attend to them (cross-attention) and none of them stands in the
+    #: prompt; else 0.
+    num_encoder_states: int = 0
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
@@ -163,13 +166,25 @@ class PromptMedia:
     placeholders: tuple[Placeholder, ...] = ()
     #: By start, without overlap.
     spans: tuple[Span, ...] = ()
-    #: One past the last token that an embedding replaces or that is part of a span.
+    #: The items stand beside the prompt: all its tokens attend to their embeddings (cross-attention), and none is replaced.
+    is_beside: bool = False
+    #: One past the last token that an embedding replaces or that is part of a span. With items beside the prompt it is 1: the keys
+    #: of later tokens depend on the first.
     end: int = field(init=False)
     _identities: dict[int, bytes] = field(default_factory=dict)  # index of an item -> its identity
 
     def __post_init__(self) -> None:
         ends = (self.placeholders[-1].end if self.placeholders else 0, self.spans[-1].end if self.spans else 0)
-        object.__setattr__(self, "end", max(ends))
+        object.__setattr__(self, "end", max(*ends, int(self.is_beside)))
+
+    def matters_from(self, start: int) -> bool:
+        """Whether a request that has not begun needs embeddings to be computed from `start` on."""
+        return start < self.end or self.is_beside
+
+    @property
+    def identity_beside(self) -> bytes:
+        """What the items beside the prompt are."""
+        return b"".join(self._identity(item) for item in self.items) if self.is_beside else b""
 
     def overlapping(self, start: int, end: int) -> Sequence[Placeholder]:
         """The placeholders with tokens in [start, end)."""
@@ -182,6 +197,8 @@ class PromptMedia:
     def fingerprint(self, start: int, end: int) -> bytes:
         """What the keys and values of tokens [start, end) depend on besides the token ids up to `end`; empty if nothing."""
         parts = [span.digest for span in self.spans if span.start < end and start < span.end]
+        if start == 0:
+            parts.append(self.identity_beside)
         for placeholder in self.overlapping(start, end):
             first = max(start, placeholder.offset)
             row = placeholder.first_row + first - placeholder.offset
@@ -192,7 +209,8 @@ class PromptMedia:
     def extra_keys(self, start: int, end: int) -> tuple[tuple[str, int] | bytes, ...]:
         """The same for routers, in vLLM's form: each item in [start, end) as its identity, in hexadecimal digits, and where its
         first run there begins, from `start`; then the digests of spans. Unlike the fingerprint it omits the rows."""
-        items: dict[str, int] = {}
+        beside = self.items if self.is_beside and start == 0 else ()
+        items = {self._identity(item).hex(): 0 for item in beside}
         for placeholder in self.overlapping(start, end):
             items.setdefault(self._identity(placeholder.item).hex(), placeholder.offset - start)
         spans = (span.digest for span in self.spans if span.digest and span.start < end and start < span.end)
@@ -222,8 +240,8 @@ class PromptMedia:
         return sum(min(p.end, num_cached_tokens) - p.offset for p in self.placeholders if p.offset < num_cached_tokens)
 
     def num_tokens(self, modality: Modality) -> int:
-        """Number of tokens of a modality's items."""
-        return sum(item.num_tokens for item in self.items if item.modality is modality)
+        """Number of prompt tokens of a modality's items."""
+        return 0 if self.is_beside else sum(item.num_tokens for item in self.items if item.modality is modality)
 
 
 #: For a prompt that is only text.

@@ -50,6 +50,13 @@ class Need:
         return not self.request.is_running, self.request.queue_key
 
 
+def _needed(request: MediaRequest, start: int) -> Iterable[MediaItem]:
+    """The items that a request needs to be computed from `start` on, in the order of the prompt."""
+    if request.media.is_beside:
+        return () if request.is_running else request.media.items
+    return dict.fromkeys(p.item for p in request.media.placeholders if p.end > start)
+
+
 class MediaNeeds:
     """Manages the users and keepers of the embedding cache's entries.
 
@@ -82,13 +89,15 @@ class MediaNeeds:
             if item not in need.computed or not self.cache.keep(item, request.request_id):
                 self.cache.release(item)
         need.start = start
-        need.missing = deque(dict.fromkeys(p.item for p in request.media.placeholders if p.end > start))
+        need.missing = deque(_needed(request, start))
         self._changed = True
 
     def restart(self, request: MediaRequest, start: int) -> None:
         """Record that a waiting request would start at `start`. Its cached prefix may have changed since it arrived."""
         need = self._needs[request.request_id]
-        if start < need.start:
+        if request.media.is_beside:  # it needs them wherever it starts
+            need.start = start
+        elif start < need.start:
             if any(start < item.end <= need.start for item in request.media.items):
                 self.want(request, start)
             else:  # no further items are needed; items in use stay in use, as they may be computed next
@@ -101,12 +110,16 @@ class MediaNeeds:
         are kept if they are here."""
         self.restart(request, start)
         need = self._needs[request.request_id]
-        self._keep(need, [item for item in request.media.items if item.end <= start], start)
+        if not request.media.is_beside:
+            self._keep(need, [item for item in request.media.items if item.end <= start], start)
 
     def advance(self, request: MediaRequest, start: int) -> None:
         """Record that a running request has computed all tokens before `start`."""
         need = self._needs[request.request_id]
-        if need.start < request.media.end:
+        if request.media.is_beside:
+            if not need.computed.issuperset(request.media.items):  # after its first step, which has made all that depends on them
+                self._keep(need, list(request.media.items), start)
+        elif need.start < request.media.end:
             self._keep(need, [item for item in request.media.items if need.start < item.end <= start], start)
 
     def forget(self, request: MediaRequest) -> None:

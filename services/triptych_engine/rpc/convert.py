@@ -128,6 +128,7 @@ def _to_sampling(
     check_token_ids(message.bad_token_ids, "sampling.bad_token_ids", vocab_size)
     bad_by_itself, bad_sequences = to_bad_sequences(message, vocab_size)
     bad_token_ids = {*message.bad_token_ids, *bad_by_itself}
+    check_token_ids(message.first_bad_token_ids, "sampling.first_bad_token_ids", vocab_size)
     check_token_ids(message.stop_token_ids, "sampling.stop_token_ids", vocab_size)
     check_token_ids(message.logit_bias, "sampling.logit_bias", vocab_size)
     for token_id, bias in message.logit_bias.items():
@@ -156,6 +157,7 @@ def _to_sampling(
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_token_ids=tuple(bad_token_ids),
         bad_token_sequences=bad_sequences,
+        first_bad_token_ids=tuple(message.first_bad_token_ids),
         stop_token_ids=frozenset(stop_token_ids),
         seed=message.seed % 2**64 if message.HasField("seed") else secrets.randbits(64),
         logprobs=_num_logprobs(message, "logprobs"),

@@ -55,6 +55,8 @@ def to_prompt_media(message: engine_pb2.EngineRequest, prompt: Sequence[int], tr
             raise UnimplementedError(traits, field="media")
         return NO_MEDIA
     items = [_item(ref, index, traits) for index, ref in enumerate(message.media)]
+    if traits.num_encoder_states:
+        return _beside(items, message, traits)
     placeholders = _placeholders(message.placeholders, items, len(prompt))
     _check_tokens(prompt, placeholders, traits)
     for item in items:
@@ -64,6 +66,19 @@ def to_prompt_media(message: engine_pb2.EngineRequest, prompt: Sequence[int], tr
     if not items:
         return NO_MEDIA
     return PromptMedia(tuple(items), tuple(placeholders), tuple(_spans(prompt, placeholders, traits.bidirectional)))
+
+
+def _beside(items: list[MediaItem], message: engine_pb2.EngineRequest, traits: MediaTraits) -> PromptMedia:
+    """The one item to whose embeddings all tokens attend. Raises InvalidRequestError."""
+    if len(items) != 1:
+        kind = traits.modalities[0].value
+        told = f"this model's decoder attends to one item, {kind}, which each request must have; given: {len(items)}"
+        raise InvalidRequestError(told, field="media", limit=1, value=len(items))
+    if message.placeholders:
+        told = "this model's decoder attends to the item; there are no placeholders for it in the prompt"
+        raise InvalidRequestError(told, field="placeholders", limit=0, value=len(message.placeholders))
+    items[0].num_tokens = traits.num_encoder_states
+    return PromptMedia(tuple(items), is_beside=True)
 
 
 def _item(ref: common_pb2.MediaRef, index: int, traits: MediaTraits) -> MediaItem:

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from triptych.errors import StartupError
 
-from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMetadata, LayerShape, TorchAttention
+from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMetadata, LayerShape
+from triptych_engine.runner.attention.plain import TorchAttention
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.fused import CpuFusedKernels

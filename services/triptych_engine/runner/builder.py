@@ -13,7 +13,6 @@ from triptych.errors import StartupError
 from triptych_common.host.memory import return_free_memory
 from triptych_common.model.pooling import PoolingModel
 
-from triptych_engine.media.item import MediaTraits
 from triptych_engine.runner.attention.paged import AttentionBackend
 from triptych_engine.runner.backends import choose_backend, fused_kernels
 from triptych_engine.runner.config import RunnerConfig
@@ -96,12 +95,15 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None, verdict
     parts.model.probe_logits = torch.empty(0)
     return_free_memory()  # what the checks took: 40 MB with the shape of a model of 1 B
     verdicts.of("passed", lambda: True)
-    states = f"{runner.size.num_states} recurrent states, " if runner.size.num_states else ""
-    windows = f"{runner.size.num_window_blocks} of layers with a window, " if runner.size.num_window_blocks else ""
+    size = runner.size
+    more = f"{size.num_window_blocks} of layers with a window, " if size.num_window_blocks else ""
+    more += f"{size.num_states} recurrent states, " if size.num_states else ""
+    more += f"{size.num_cross_slots} slots of encoder states, " if size.num_cross_slots else ""
     dtype = str(parts.cache_dtype).removeprefix("torch.")
-    seconds = time.monotonic() - started
-    what = "%s loaded in %.1f s: %d KV blocks of %d tokens in %s, %s%s%s attention"
-    log.info(what, config.model_name, seconds, runner.num_blocks, config.block_size, dtype, windows, states, parts.backend.name)
+    what = "%s loaded in %.1f s: %d KV blocks of %d tokens in %s, %s%s attention"
+    log.info(
+        what, config.model_name, time.monotonic() - started, runner.num_blocks, config.block_size, dtype, more, parts.backend.name
+    )
     return runner
 
 
@@ -156,7 +158,7 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts, g
     if model.recurrent is not None and kernels is not None:
         model.recurrent.ops = kernels.new_recurrent_ops()
     gc.collect()
-    traits = media_traits(model.model, model.config, model.num_position_axes)
+    traits = media_traits(model.model, model.config, model.num_position_axes, 0 if model.cross is None else model.cross.num_states)
     pooling = config.pooling
     pooler = None if pooling is None else Pooler(pooling, decoder_head(config.model_path, pooling, model.device))
     cache_dtype = kv_cache_dtype(
@@ -166,9 +168,10 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts, g
         is_own_choice=config.dtype is None,
         is_quantized=model.is_quantized,
     )
-    backend = choose_backend(
-        config.attention, config.device, model.layers, config.block_size, model.dtype, kernels, cache_dtype=cache_dtype
-    )
+    of_model = config.block_size, model.dtype, kernels
+    backend = choose_backend(config.attention, config.device, model.layers, *of_model, cache_dtype=cache_dtype)
+    if (cross := model.cross) is not None:
+        cross.backend = choose_backend(config.attention, config.device, cross.shapes, *of_model, cache_dtype=cache_dtype)
     return RunnerParts(
         config=config,
         model=model,
@@ -176,7 +179,7 @@ def _load(config: RunnerConfig, recorder: Recorder | None, verdicts: Verdicts, g
         kernels=kernels,
         cache_dtype=cache_dtype,
         size=_cache_size(config, model, backend, cache_dtype, verdicts),
-        media=MediaInputs(model.model, traits, model.num_position_axes) if isinstance(traits, MediaTraits) else None,
+        media=MediaInputs.of(model.model, traits, model.num_position_axes),
         media_traits=traits,
         recorder=recorder,
         pooler=pooler,
@@ -215,14 +218,17 @@ def _cache_size(
         parts = parts.joined()
         size = _cache_memory(config, parts)
     own = parts.divide(config, size)
-    if own.num_blocks < num_probe_blocks(config) or (parts.state and not own.num_states):
+    lacks = (parts.state and not own.num_states) or (parts.cross and not own.num_cross_slots)
+    if own.num_blocks < num_probe_blocks(config) or lacks:
         what = (
             "a KV cache of" if config.kv_cache_bytes is not None else "too little memory is left beside the weights: a KV cache of"
         )
         raise StartupError(
             f"{what} {size} bytes holds {own.num_blocks} blocks of {parts.block} bytes"
             + (f" and {own.num_states} recurrent states of {parts.state}" if parts.state else "")
-            + f"; at least {num_probe_blocks(config)}{' and 1' if parts.state else ''} are needed (--kv-cache-memory)"
+            + (f" and {own.num_cross_slots} slots of {parts.cross} for encoder states" if parts.cross else "")
+            + f"; at least {num_probe_blocks(config)}{' and 1' if parts.state or parts.cross else ''} are needed "
+            "(--kv-cache-memory)"
         )
     return known_size(own, verdicts)
 
@@ -237,18 +243,20 @@ def _cache_bytes(config: RunnerConfig, model: LoadedModel, backend: AttentionBac
     sizes = {index: config.block_size * shape.bytes_per_token(cache_dtype) for index, shape in model.layers.items()}
     windows = {index: shape.window for index, shape in model.layers.items() if shape.window}
     state = 0 if model.recurrent is None else model.recurrent.state_bytes
+    cross = 0 if model.cross is None else model.cross.slot_bytes(cache_dtype, config.block_size)
     window = max(windows.values(), default=config.max_model_len)
     is_mixed = len(windows) < len(sizes) and window < config.max_model_len
     if not is_mixed or not isinstance(backend, CpuAttention) or config.host_memory is not None:
-        return CacheBytes(sum(sizes.values()), state)
+        return CacheBytes(sum(sizes.values()), state, cross=cross)
     window_block = sum(sizes[index] for index in windows)
-    return CacheBytes(sum(sizes.values()) - window_block, state, window_block, window)
+    return CacheBytes(sum(sizes.values()) - window_block, state, window_block, window, cross)
 
 
 def _enable_lora(runner: ModelRunner, parts: RunnerParts, folder: Path) -> None:
     config, model = parts.config, parts.model
-    if config.pooling is not None:  # one of several models of a `triptych serve`
-        log.warning("lora_dir: %s takes no adapters, because it generates no text", config.model_name)
+    if config.pooling is not None or model.cross is not None:  # one of several models of a `triptych serve`
+        why = "generates no text" if model.cross is None else "is an encoder-decoder model"
+        log.warning("lora_dir: %s takes no adapters, because it %s", config.model_name, why)
         return
     if not folder.is_dir():
         raise StartupError(f"lora_dir: there is no directory {folder}")

@@ -30,6 +30,8 @@ def check_structure(runner: ModelRunner, parts: RunnerParts) -> None:
         exact = torch.float32  # no CPU kernel keeps float16
     if parts.cache_dtype != exact:
         parts.backend.allocate(model.layers, num_probe_blocks(config), config.block_size, exact)
+        if model.cross is not None:
+            model.cross.allocate(1, config.block_size, exact)
         check_parity(model, runner.prompt_logits(model.probe_token_ids.tolist(), num_chunks=2), config.model_name)
 
 

@@ -38,6 +38,13 @@ class MediaInputs:
         self._rope_arguments = inspect.signature(self._rope_index).parameters if self._rope_index else {}
         self._num_axes = num_position_axes
 
+    @classmethod
+    def of(cls, model: PreTrainedModel, traits: MediaTraits | str, num_position_axes: int) -> MediaInputs | None:
+        """None for a model that takes no media, or whose media are no part of its inputs."""
+        if isinstance(traits, str) or traits.num_encoder_states:
+            return None
+        return cls(model, traits, num_position_axes)
+
     @contextmanager
     def adding(self, slices: Sequence[PlacedSlice]) -> Iterator[None]:
         """Within this context, forward passes add the slices' deepstack tensors to early layers (Qwen3-VL)."""

@@ -42,6 +42,8 @@ class CacheSize:
     num_states: int = 0
     #: Blocks of layers with a window, if these have blocks of their own.
     num_window_blocks: int = 0
+    #: Slots for keys and values of an encoder's states.
+    num_cross_slots: int = 0
 
 
 def known_size(size: CacheSize, verdicts: Verdicts) -> CacheSize:
@@ -62,12 +64,15 @@ class CacheBytes:
     window_block: int = 0
     #: Tokens that these layers attend to.
     window: int = 0
+    #: The keys and values of the encoder's states of a sequence.
+    cross: int = 0
 
     def most(self, config: RunnerConfig) -> int:
         """More than this is never of use."""
         num_blocks = config.max_num_seqs * -(-config.max_model_len // config.block_size)
         states = config.max_num_seqs * _STATES_PER_SEQUENCE * self.state
-        return num_blocks * self.block + states + self._most_window_blocks(config) * self.window_block
+        cross = config.max_num_seqs * self.cross
+        return num_blocks * self.block + states + cross + self._most_window_blocks(config) * self.window_block
 
     def divide(self, config: RunnerConfig, size: int) -> CacheSize:
         """What a cache of this size holds.
@@ -80,12 +85,19 @@ class CacheBytes:
             for_states = max(size // 2, size - self.most(config) + config.max_num_seqs * _STATES_PER_SEQUENCE * self.state)
             num_states = min(for_states // self.state, config.max_num_seqs * _STATES_PER_SEQUENCE)
         left = size - num_states * self.state
+        num_cross_slots = 0
+        if self.cross:
+            # Each sequence has one, beside blocks for its longest output.
+            longest = -(-config.max_model_len // config.block_size) * self.block
+            num_cross_slots = min(left // (self.cross + longest), config.max_num_seqs)
+            left -= num_cross_slots * self.cross
         num_window_blocks = 0
         if self.window_block:
             num_window_blocks = min(self._most_window_blocks(config), 3 * left // (4 * (self.block + self.window_block)))
             if num_window_blocks < self.least_window_blocks(config):
                 return self.joined().divide(config, size)
-        return CacheSize((left - num_window_blocks * self.window_block) // self.block, num_states, num_window_blocks)
+        num_blocks = (left - num_window_blocks * self.window_block) // self.block
+        return CacheSize(num_blocks, num_states, num_window_blocks, num_cross_slots)
 
     def joined(self) -> CacheBytes:
         """The same with common blocks for all layers."""

@@ -27,7 +27,7 @@ from triptych_engine.runner.memory import CacheSize
 from triptych_engine.runner.model.loader import LoadedModel
 from triptych_engine.runner.pooling.pooler import Pooler
 from triptych_engine.runner.sampling.prompt_logprobs import PromptLogprobs
-from triptych_engine.runner.state_rows import StateRows
+from triptych_engine.runner.state_rows import CrossRows, StateRows
 from triptych_engine.runner.step_sampler import StepSampler
 from triptych_engine.runner.transfer import HostToDevice, check_device, end_of_work
 from triptych_engine.runner.warm_up import WarmUp
@@ -91,6 +91,9 @@ class ModelRunner:
         self.loras: LoraStore | None = None
         self._lora_rows = LoraRows(config.device, batch_invariant=config.batch_invariant)
         self._states = StateRows(self._model.recurrent, self.size.num_states, config.max_num_seqs, config.device)
+        self._cross = CrossRows(
+            self._model.cross, self.size.num_cross_slots, config.max_num_seqs, config.block_size, parts.cache_dtype
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -133,6 +136,7 @@ class ModelRunner:
         else:
             self._backend.allocate(*parts)
         self._states.allocate()
+        self._cross.allocate()
         if (memory := self.config.host_memory) is not None:
             self._host_blocks = HostBlocks(memory, self.config.place, self._backend.blocks())
         if self._graphs is not None:
@@ -149,6 +153,7 @@ class ModelRunner:
         self._host_blocks = None
         self._backend.free()
         self._states.free()
+        self._cross.free()
 
     # -- one step -------------------------------------------------------------------------------------------------------------
 
@@ -225,6 +230,7 @@ class ModelRunner:
             self._sampler.add(row, sequence)
             self._prompt_logprobs.add(row, sequence.sampling)
             self._states.add(row, sequence)
+            self._cross.add(row, sequence)
             if sequence.lora_digest:
                 self._add_lora(row, sequence)
         for request_id, block_ids in scheduled.new_block_ids.items():
@@ -278,7 +284,7 @@ class ModelRunner:
             token_ids = torch.where(source >= 0, self._sampler.newest_tokens[source.clamp(min=0)], token_ids)
         arguments = (position_ids, logits_indices, self._backend)
         if self._media is None or not as_embeddings:
-            with self._states.computing(inputs), adapting(lora):
+            with self._states.computing(inputs), self._cross.computing(inputs), adapting(lora):
                 return self._model.forward(token_ids, *arguments)
         with self._media.adding(slices), self._states.computing(inputs), adapting(lora):
             return self._model.forward(
@@ -339,7 +345,7 @@ class ModelRunner:
     def _record_decode(self) -> GraphedDecode | None:
         config = self.config
         recorder = self._recorder or (CudaRecorder() if config.device.type == "cuda" else None)
-        if not config.cuda_graphs or recorder is None or self._model.recurrent is not None:
+        if not config.cuda_graphs or recorder is None or self._model.recurrent is not None or self._model.cross is not None:
             return None
         return record_decode(
             self._model,

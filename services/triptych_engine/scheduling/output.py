@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from triptych.errors import InternalError, InvalidRequestError, TriptychError
 
-from triptych_engine.media.item import NO_MEDIA, EmbeddingSlice, EmbeddingSource, Modality, PromptMedia
+from triptych_engine.media.item import NO_MEDIA, Embeddings, EmbeddingSlice, EmbeddingSource, Modality, PromptMedia
 from triptych_engine.scheduling.request import FinishReason, PoolingParams, Request, SamplingParams, TokenLogprobs
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,10 @@ class NewSequence:
     #: Slot of its recurrent state, and that of the snapshot with which it begins; None without such states, and for a zero state.
     state_slot: int | None = None
     state_source: int | None = None
+    #: Slot of the keys and values of its encoder's states, for a model with cross-attention; and the states themselves, if the slot
+    #: does not hold them yet.
+    cross_slot: int | None = None
+    encoder_states: Embeddings | None = None
 
     @classmethod
     def of(cls, request: Request) -> NewSequence:
@@ -51,6 +55,7 @@ class NewSequence:
             window_block_ids=list(request.window_block_ids),
             state_slot=request.state_slot,
             state_source=request.state_source,
+            cross_slot=request.cross_slot,
         )
 
 

@@ -199,7 +199,7 @@ class PromptPolicy:
             if awaited is not None:
                 return [Follow(request, awaited)]
             num_offloaded = 0 if request.has_loaded else self._kv_cache.num_offloaded(request, cached_blocks)
-            if start < request.media.end and not num_offloaded:
+            if request.media.matters_from(start) and not num_offloaded:
                 num_blocks = self._kv_cache.num_blocks_for(request.num_tokens)
                 if not self._gate.may_start(request, start, num_blocks):
                     return [Park(request, start)]

@@ -42,6 +42,8 @@ class SamplingParams:
     bad_token_ids: tuple[int, ...] = ()
     #: Each has at least two tokens.
     bad_token_sequences: tuple[tuple[int, ...], ...] = ()
+    #: Tokens with which the output does not begin.
+    first_bad_token_ids: tuple[int, ...] = ()
     constraint: Constraint | None = None
     #: Tokens that end the sequence: the request's own and, unless ignore_eos, the model's.
     stop_token_ids: frozenset[int] = frozenset()
@@ -159,6 +161,9 @@ class Request:
     state_source: int | None = None
     #: Snapshots that steps in flight make: number of tokens before -> slot.
     snapshots: dict[int, int] = field(default_factory=dict)
+    #: Slot of the keys and values of its encoder's states, and whether it still has to be filled: see CrossCache.
+    cross_slot: int | None = None
+    fills_cross_slot: bool = False
     #: Blocks of which StateCache knows that a live request has them.
     num_live_blocks: int = 0
     #: The prefix of the last snapshot that was made in its output.

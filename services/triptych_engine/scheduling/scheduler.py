@@ -226,7 +226,8 @@ class Scheduler:
         """Learn how long a step took."""
         self.statistics.completed(scheduled, step_s)
         has_copies = scheduled.stores or scheduled.loads or scheduled.offers  # they take time that tokens do not
-        if self._pacer is not None and scheduled.num_scheduled_tokens and not has_copies:
+        fills_slots = any(sequence.encoder_states is not None for sequence in scheduled.new)  # so does this
+        if self._pacer is not None and scheduled.num_scheduled_tokens and not has_copies and not fills_slots:
             # A draft token costs about what a sequence more does: its layers and its logits.
             num_decoding = scheduled.num_decoding + scheduled.num_draft_tokens
             self._pacer.observe(num_decoding, scheduled.num_prompt_tokens, step_s, encoding=scheduled.awaits_embeddings)

@@ -111,7 +111,10 @@ class StepPlan:
 
     def put_new(self, request: Request, num_tokens: int) -> None:
         """Like `put`, for a request that was just admitted."""
-        self.output.new.append(NewSequence.of(request))
+        sequence = NewSequence.of(request)
+        if request.fills_cross_slot:
+            sequence.encoder_states = self._gate.encoder_states(request)
+        self.output.new.append(sequence)
         self.put(request, num_tokens)
 
     def remove(self, request: Request) -> None:

@@ -210,7 +210,7 @@ def _usage(prompt: Prompt, choices: Sequence[Choice]) -> common_pb2.Usage:
     )
     if prompt.media:
         usage.image_tokens, usage.audio_tokens, usage.video_tokens = (
-            sum(item.expansion.num_embeds for item in prompt.media if item.modality == modality)
+            sum(item.expansion.num_tokens for item in prompt.media if item.modality == modality)
             for modality in (IMAGE, AUDIO, VIDEO)
         )
     return usage

@@ -24,6 +24,7 @@ from triptych_frontend.generation.choice import Choice
 from triptych_frontend.generation.preparation.prepare import CallPreparer, PreparedCall, Request
 from triptych_frontend.generation.sampling import max_output_tokens
 from triptych_frontend.generation.sequences.beam_search import BeamSearch
+from triptych_frontend.generation.sequences.language import detected_language
 from triptych_frontend.generation.sequences.media_call import MediaCall
 from triptych_frontend.generation.statistics import CallMeter, CallStatistics
 from triptych_frontend.output.chain import OutputChains
@@ -121,6 +122,10 @@ class Generator:
                 ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else self._eos_token_ids)
                 generation.attach(BeamSearch(self.engines, request, generation, call.beams, call.num_best, max_tokens, ends))
             elif call.prompt.media:
+                if (language := call.prompt.language) is not None:
+                    request.prompt_token_ids[language.index] = await detected_language(
+                        self.engines, self.encoders, call.prompt, request, language
+                    )
                 media = await MediaCall.start(self.engines, self.encoders, call.prompt, request, generation, keeps_request)
                 generation.attach(media, media)
             else:

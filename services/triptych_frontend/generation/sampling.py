@@ -165,7 +165,7 @@ def _check_ranges(sampling: common_pb2.SamplingParams) -> None:
 def _check_tokens(sampling: common_pb2.SamplingParams, vocab_size: int) -> None:
     """Refuse token ids that are not in the vocabulary, and drop duplicates."""
     _check_token_ids(f"{_FIELD}.logit_bias", sampling.logit_bias, vocab_size)
-    for name in ("allowed_token_ids", "bad_token_ids", "stop_token_ids"):
+    for name in ("allowed_token_ids", "bad_token_ids", "first_bad_token_ids", "stop_token_ids"):
         field, token_ids = f"{_FIELD}.{name}", getattr(sampling, name)
         if len(token_ids) > vocab_size:
             problem = f"may have at most as many token ids as the vocabulary, {vocab_size}; given: {len(token_ids)}"

@@ -58,10 +58,17 @@ class Expansion:
 
     #: Placeholder tokens, with the text between and around them.
     text: str
-    #: Number of its tokens whose embeddings come from the encoder.
+    #: Number of embeddings from the encoder, each of which takes the place of a token, unless they stand beside the prompt.
     num_embeds: int
     #: Tensors that positions depend on, named like the arguments of get_rope_index. The first dimension is the number of items.
     layout: tuple[tuple[str, np.ndarray], ...] = ()
+    #: The embeddings stand beside the prompt, not in the place of its tokens.
+    is_beside: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the item takes in the prompt."""
+        return 0 if self.is_beside else self.num_embeds
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from triptych_frontend.prompt.constraints import ConstraintChecker
 from triptych_frontend.prompt.infill import Infill, infill_for
 from triptych_frontend.prompt.interruptible import Interrupted, InterruptibleJob
 from triptych_frontend.prompt.raw_prompt import RawPrompts, TokenizedPrompt, decode_with_starts
+from triptych_frontend.prompt.speech import SpeechPrompts, UnknownLanguage
 from triptych_frontend.settings import FrontendSettings
 from triptych_frontend.tokens.detokenizer import IncrementalDetokenizer
 from triptych_frontend.tokens.tokenizer import Tokenizer
@@ -59,6 +60,8 @@ class Prompt(TokenizedPrompt):
     hold: MediaHold | None = None
     #: The tools that the prompt shows.
     tools: ToolOptions = field(default_factory=ToolOptions)
+    #: The language of the audio, if it has to be found out.
+    language: UnknownLanguage | None = None
 
     def release(self) -> None:
         """Return the files' bytes to the budget. May be called twice."""
@@ -75,6 +78,7 @@ class Preprocessor:
         media: prepares images, audio and video.
         can_reason: the model tells reasoning apart from its answer.
         model_name: for errors.
+        speech: makes the prompts of a model that only writes down speech; None for other models.
     """
 
     tokenizer: Tokenizer
@@ -84,6 +88,7 @@ class Preprocessor:
     media: MediaPreparer
     can_reason: bool = False
     model_name: str = "the model"
+    speech: SpeechPrompts | None = None
 
     def __post_init__(self) -> None:
         self._infill = Infill.of(self.tokenizer)
@@ -118,6 +123,8 @@ class Preprocessor:
             InvalidRequestError: the request is at fault.
             QueueFullError, ServiceUnavailableError: see `MediaPreparer.prepare`.
         """
+        if self.speech is not None:
+            return await self._transcription(self.speech, request, principal)
         start_s = time.perf_counter()
         read = partial(self._read, request)
         turns, tools, items, variables = read() if _is_short(request) else await self.run(read)
@@ -148,6 +155,20 @@ class Preprocessor:
         elapsed_s = time.perf_counter() - start_s
         return Prompt(chat.text, chat.token_ids, offsets, chat.placeholders, (), elapsed_s, media, hold, tools)
 
+    async def _transcription(self, speech: SpeechPrompts, request: generation_pb2.ChatRequest, principal: Principal) -> Prompt:
+        """The prompt for what is said in the one audio item of a conversation."""
+        start_s, asked, items = time.perf_counter(), speech.check(request), media_items(request.messages)
+        check_count("messages", len(items), 1, "audio item", least=1)
+        self.check_length(len(asked.prompt), "transcription.prompt")
+        token_ids, language = await self.run(lambda: speech.prompt(asked))
+        hold = self.media.budget.hold()
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(hold.release)
+            media = await self.media.prepare(items, principal, request.options.cache_salt, hold)
+            text, _ = await self._decode_with_starts(token_ids, False)
+            on_error.pop_all()
+        return Prompt(text, token_ids, None, [], (), time.perf_counter() - start_s, media, hold, language=language)
+
     def _read(
         self, request: generation_pb2.ChatRequest
     ) -> tuple[list[ChatTurn], ToolOptions, list[tuple[str, common_pb2.MediaItem]], dict[str, Any]]:
@@ -174,6 +195,8 @@ class Preprocessor:
             UnimplementedError: media beside token ids, for a model whose placeholder is not one token.
         """
         start_s = time.perf_counter()
+        if self.speech is not None:
+            self.speech.check(request)
         given = self._given(request)
         add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
         work = partial(self._raw.tokenized, given, add_special_tokens=add_special_tokens, with_offsets=with_offsets)

@@ -15,6 +15,7 @@ from triptych_engine.kv_offload.host_memory import HostMemory
 from triptych_engine.kv_offload.host_tier import HostTier
 from triptych_engine.media.item import Bidirectional, MediaTraits, Modality
 from triptych_engine.rpc.convert_media import to_prompt_media
+from triptych_engine.scheduling.cache.cross_cache import CrossCache
 from triptych_engine.scheduling.cache.kv_cache import KVCacheManager
 from triptych_engine.scheduling.cache.layer_groups import LayerGroups
 from triptych_engine.scheduling.cache.state_cache import StateCache
@@ -74,10 +75,11 @@ def a_media_request(
     return request
 
 
-def layer_groups(windows: WindowCache | None, num_states: int, block_size: int) -> LayerGroups | None:
+def layer_groups(windows: WindowCache | None, num_states: int, block_size: int, num_cross_slots: int = 0) -> LayerGroups | None:
     """The caches of layers that keep something else than keys and values of all tokens."""
     states = StateCache(num_states, block_size) if num_states else None
-    return None if windows is None and states is None else LayerGroups(windows, states)
+    cross = CrossCache(num_cross_slots) if num_cross_slots else None
+    return None if windows is None and states is None and cross is None else LayerGroups(windows, states, cross)
 
 
 class FixedDrafter:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMetadata, LayerShape, TorchAttention
+from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMetadata, LayerShape
+from triptych_engine.runner.attention.plain import TorchAttention
 from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.kernels import CpuKernels
 

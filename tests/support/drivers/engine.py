@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from triptych_engine.executor.protocol import ExecutorInfo
 from triptych_engine.executor.worker import WorkerConfig
 from triptych_engine.kv_offload.host_memory import HostMemory
 from triptych_engine.kv_offload.host_tier import HostTier
+from triptych_engine.media.item import Embeddings
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.model_runner import ModelRunner
@@ -113,6 +114,8 @@ class EngineDriver:
         num_blocks: int | None = None,
         num_states: int | None = None,
         num_window_blocks: int | None = None,
+        num_cross_slots: int | None = None,
+        max_embeddings: int = 0,
         caching: bool = True,
         drafter: Drafter | None = None,
         tier: HostTier | None = None,
@@ -126,12 +129,18 @@ class EngineDriver:
                 size,
                 caching,
                 tier,
-                groups=layer_groups(windows, self.cache_size.num_states if num_states is None else num_states, size),
+                groups=layer_groups(
+                    windows,
+                    self.cache_size.num_states if num_states is None else num_states,
+                    size,
+                    self.cache_size.num_cross_slots if num_cross_slots is None else num_cross_slots,
+                ),
             ),
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=10_000,
             max_model_len=self.config.max_model_len,
+            max_embeddings=max_embeddings,
             drafter=drafter,
         )
 
@@ -142,10 +151,12 @@ class EngineDriver:
         *,
         arrivals: Sequence[int] | None = None,
         async_scheduling: bool = False,
+        embeddings: Mapping[bytes, Embeddings] | None = None,
     ) -> dict[str, Generated]:
         """Run all requests to their ends.
 
         Args:
+            embeddings: key of a media item -> what its encoder would send.
             arrivals: the step at which each request arrives; None means that all arrive at the first step.
             async_scheduling: launch a step before the previous step has finished, as the step loop does.
         """
@@ -156,9 +167,12 @@ class EngineDriver:
         generated = {request.request_id: Generated() for request in requests}
         pending = sorted(zip(arrivals or [0] * len(requests), range(len(requests)), strict=True), reverse=True)
         step = 0
-        while pending or scheduler.has_work or core.num_in_flight:
+        while pending or scheduler.has_work or scheduler.num_waiting or core.num_in_flight:
             while pending and pending[-1][0] <= step:
                 scheduler.add(requests[pending.pop()[1]])
+            if embeddings is not None:
+                for order in scheduler.take_fetches()[0]:
+                    scheduler.arrive(order.number, embeddings[order.key])
             core.step()
             while outputs:
                 output = outputs.pop(0)

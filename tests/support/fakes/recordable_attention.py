@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from triptych_engine.runner.attention.paged import AttentionMetadata, LayerShape, TorchAttention
+from triptych_engine.runner.attention.paged import AttentionMetadata, LayerShape
+from triptych_engine.runner.attention.plain import TorchAttention
 from triptych_engine.runner.cuda.step import StepTensors
 
 

@@ -253,19 +253,24 @@ def test_where_a_listener_is_reached(listen: str, connect: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "generates", "is_told"), [([], True, True), (["--no-playground"], True, False), ([], False, False)]
+    ("flags", "generates", "transcribes", "is_told"),
+    [([], True, False, True), (["--no-playground"], True, False, False), ([], False, False, False), ([], True, True, False)],
 )
-def test_the_playground_is_announced(flags: list[str], generates: bool, is_told: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_playground_is_announced(
+    flags: list[str], generates: bool, transcribes: bool, is_told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ServeOptions("some/model", port=9000)
     *services, gateway = plan(options, {"gateway": flags}, with_encoder=False)
-    announce([Prepared(options, generates, False, Needs(0, 0), services)], gateway, 1.0)
-    assert ("open http://127.0.0.1:9000 in a browser" in capsys.readouterr().out) == is_told
+    announce([Prepared(options, generates, transcribes, False, Needs(0, 0), services)], gateway, 1.0)
+    out = capsys.readouterr().out
+    assert ("open http://127.0.0.1:9000 in a browser" in out) == is_told
+    assert ("/v1/audio/transcriptions -F model=some/model -F file=@speech.wav" in out) == transcribes
 
 
 @pytest.mark.parametrize(("available", "is_warned"), [(8_000_000_000, False), (3_000_000_000, True)])
 def test_little_memory_is_told_before_a_model_is_loaded(available: int, is_warned: bool) -> None:
     out = io.StringIO()
-    checkpoint = Checkpoint(ServeOptions("org/a[b]"), True, False, Needs(0, 4_000_000_000))
+    checkpoint = Checkpoint(ServeOptions("org/a[b]"), True, False, False, Needs(0, 4_000_000_000))
     warn_of_little_memory(checkpoint, available, Console(file=out))
     assert ("org/a[b] needs about 4.0 GB of memory, and 3.0 GB are free: the system" in out.getvalue()) == is_warned
 

@@ -19,6 +19,7 @@ from triptych.v1 import common_pb2, generation_pb2
 _OPTIONS: dict[str, Any] = {
     "max_tokens": 0, "min_tokens": 1, "temperature": 0.0, "top_p": 0.5, "top_k": 4, "min_p": 0.25, "presence_penalty": 1.0,
     "frequency_penalty": 0.5, "repetition_penalty": 2.0, "logit_bias": {7: 1.5}, "allowed_token_ids": [1], "bad_token_ids": [2],
+    "first_bad_token_ids": [5],
     "stop_token_ids": [3], "ignore_eos": True, "seed": -5, "logprobs": 0, "prompt_logprobs": 2, "stop": ["a", "b"],
     "include_stop_in_output": True, "skip_special_tokens": False, "n": 2, "return_token_ids": True, "priority": -1,
     "cache_salt": "s", "affinity_key": "k", "bad_words": ["w"], "truncate_prompt_tokens": -1, "best_of": 3,
@@ -41,8 +42,10 @@ def test_options_become_the_fields_of_their_names() -> None:
 
 def test_options_of_chats_become_the_fields_of_their_names() -> None:
     flags = dict.fromkeys(("add_generation_prompt", "continue_final_message", "drop_oldest_messages", "parallel_tool_calls"), True)
-    request = chat_request("hello", **flags, model="m", template_kwargs={"a": 1})
+    asked = generation_pb2.Transcription(languages=["de"])
+    request = chat_request("hello", **flags, model="m", template_kwargs={"a": 1}, transcription=asked)
     assert {name: getattr(request, name) for name in flags} == flags
+    assert request.transcription == asked
     assert (request.model, request.template_kwargs["a"]) == ("m", 1)
 
 

@@ -17,9 +17,8 @@ from triptych.v1 import detokenize_pb2, generation_pb2, preprocess_pb2
 
 _MessageT = TypeVar("_MessageT", bound=Message)
 
-_CHAT = frozenset(
-    {"model", "parallel_tool_calls", "add_generation_prompt", "continue_final_message", "template_kwargs", "drop_oldest_messages"}
-)
+_FLAGS = {"parallel_tool_calls", "add_generation_prompt", "continue_final_message", "drop_oldest_messages"}
+_CHAT = frozenset({"model", "template_kwargs", "transcription", *_FLAGS})
 _COMPLETE = frozenset({"model", "echo", "add_special_tokens", "suffix"})
 
 

@@ -43,6 +43,7 @@ class GenerationKeywords(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     allowed_token_ids: Sequence[int] | None
     bad_token_ids: Sequence[int] | None
+    first_bad_token_ids: Sequence[int] | None
     bad_token_sequences: Sequence[Sequence[int]] | None
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
@@ -96,6 +97,7 @@ class ChatOptions(GenerationKeywords, MediaKeywords, total=False):
     reasoning_effort: str | None
     max_reasoning_tokens: int | None
     drop_oldest_messages: bool | None
+    transcription: generation_pb2.Transcription | None
 
 
 class CompleteOptions(GenerationKeywords, MediaKeywords, total=False):

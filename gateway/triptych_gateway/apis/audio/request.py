@@ -1,4 +1,5 @@
-"""Converts requests of both routes to the contract: a chat model that takes audio is told what to do with it."""
+"""Converts requests of both routes to the contract: a chat model that takes audio is told what to do with it, in words; a model
+that only writes down speech (Whisper) in fields."""
 
 from __future__ import annotations
 
@@ -19,6 +20,10 @@ FIELD_NAMES = {
     "options": "",
     "options.sampling": "",
     "sampling": "",
+    "transcription.languages": "language",
+    "transcription.prompt": "prompt",
+    "transcription.translate": "model",
+    "transcription": "model",
 }
 #: Endings of file names that say what a sound file is.
 _FORMATS = frozenset({"flac", "m4a", "mp3", "mp4", "mpeg", "mpga", "oga", "ogg", "wav", "webm"})
@@ -47,7 +52,19 @@ def _audio_call(body: AudioRequest, request_id: str, content: bytes, kind: str) 
     if kind:
         item.format = kind
     turn.content.add(text=_instruction(body))
+    chat.transcription.CopyFrom(_transcription(body))
     return FrontendCall(chat, request_id, output_mode(body.is_stream), [MediaFile(item, content)])
+
+
+def _transcription(body: AudioRequest) -> generation_pb2.Transcription:
+    """The same for a model that does nothing else."""
+    if not isinstance(body, TranscriptionRequest):
+        return generation_pb2.Transcription(translate=True, prompt=body.prompt, timestamps=body.is_timed)
+    languages = [body.language] if body.language is not None else body.languages or ()
+    # Whisper takes words over from what is said to come before.
+    texts = [", ".join(body.keywords or ()), body.prompt]
+    prompt = " ".join(filter(None, texts)) or None
+    return generation_pb2.Transcription(languages=languages, prompt=prompt, timestamps=body.is_timed)
 
 
 def _instruction(body: AudioRequest) -> str:

@@ -53,8 +53,7 @@ class CpuAttention:
         if odd is not None:
             raise ValueError(f"the CPU kernel needs a value head dimension that is a multiple of {_LANES}, not {odd.v_head_dim}")
         self._stop_prefault()
-        self._dtype = dtype
-        self._block_size = block_size
+        self._dtype, self._block_size, self._layers = dtype, block_size, layers
         self._addresses: dict[tuple[int, ...], tuple[Any, Any]] = {}  # layers -> arrays, see layer_args
         self._windowed = {index for index, shape in layers.items() if shape.window} if num_window_blocks else set()
         counts = {index: num_window_blocks if index in self._windowed else num_blocks for index in layers}
@@ -96,38 +95,71 @@ class CpuAttention:
         softcap: float,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        num_tokens, num_q_heads, head_dim = query.shape
-        num_kv_heads, v_head_dim = value.shape[1:]
         wanted = value.dtype
-        query, key, value = _last_dim_dense(query), _last_dim_dense(key), _last_dim_dense(value)
         if key.dtype != query.dtype:
             query, key = query.to(wanted), key.to(wanted)
-        if (query.dtype, wanted, self._dtype) not in ATTENTION_TYPES:
-            query, key, value = query.float(), key.float(), value.float()
-        out = value.new_empty(num_tokens, num_q_heads, v_head_dim)
+        options = scaling, window, softcap, sinks
+        return self._compute(layer, query, _last_dim_dense(key), _last_dim_dense(value), wanted, *options)
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        nothing = key.new_empty(0, key.shape[1], key.shape[2])
+        self.forward(layer, nothing, key, value, scaling=1.0, window=0, softcap=0.0, sinks=None)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        dtype: torch.dtype,
+        *,
+        scaling: float,
+        window: int,
+        softcap: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return self._compute(layer, query, None, None, dtype, scaling, window, softcap, sinks)
+
+    def _compute(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        wanted: torch.dtype,
+        scaling: float,
+        window: int,
+        softcap: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """What `forward` and `attend` return. Without key and value, the kernel writes nothing."""
+        query, dtype = _last_dim_dense(query), wanted
+        if (query.dtype, dtype, self._dtype) not in ATTENTION_TYPES:
+            query, dtype = query.float(), torch.float32
+            key, value = (None, None) if key is None or value is None else (key.float(), value.float())
         k_cache, v_cache = self._cache[layer]
+        num_tokens, num_q_heads, head_dim = query.shape
+        num_kv_heads, v_head_dim = k_cache.shape[1], self._layers[layer].v_head_dim
+        out = query.new_empty(num_tokens, num_q_heads, v_head_dim, dtype=dtype)
         if v_cache is None and sinks is not None:
             raise ValueError("the CPU kernel has no sinks where values are in the keys")
         step = self._step
         args = step.with_tiles(num_q_heads // num_kv_heads if num_tokens else 0)
         args.key_end = step.key_ends[window > 0]
         args.slots, args.block_table = step.window_tables if layer in self._windowed else step.tables
-        args.q, args.k, args.v, args.out = query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr()
-        args.k_cache, args.v_cache = k_cache.data_ptr(), None if v_cache is None else v_cache.data_ptr()
+        args.q, args.out = query.data_ptr(), out.data_ptr()
         args.q_stride_t, args.q_stride_h, _ = query.stride()
-        args.k_stride_t, args.k_stride_h, _ = key.stride()
-        args.v_stride_t, args.v_stride_h, _ = value.stride()
+        if key is None or value is None:
+            args.k = args.v = None
+        else:
+            args.k, args.v = key.data_ptr(), value.data_ptr()
+            args.k_stride_t, args.k_stride_h, _ = key.stride()
+            args.v_stride_t, args.v_stride_h, _ = value.stride()
+        args.k_cache, args.v_cache = k_cache.data_ptr(), None if v_cache is None else v_cache.data_ptr()
         args.num_q_heads, args.num_kv_heads, args.head_dim, args.v_head_dim = num_q_heads, num_kv_heads, head_dim, v_head_dim
         args.scaling, args.softcap, args.window = scaling, softcap, window
         sinks = None if sinks is None else sinks.float().contiguous()
         args.sinks = None if sinks is None else sinks.data_ptr()
-        self._kernels.paged_attention(args, (query.dtype, value.dtype, self._dtype))
+        self._kernels.paged_attention(args, (query.dtype, dtype, self._dtype))
         return out.to(wanted)
-
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Write the step's keys and values into the cache, as `forward` does, and attend to nothing."""
-        nothing = key.new_empty(0, key.shape[1], key.shape[2])
-        self.forward(layer, nothing, key, value, scaling=1.0, window=0, softcap=0.0, sinks=None)
 
     def _step_of(self, metadata: AttentionMetadata) -> StepArgs:
         return StepArgs(metadata, self._block_size, self._kernels.row_tile, has_windows=bool(self._windowed))

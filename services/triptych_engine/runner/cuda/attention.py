@@ -99,8 +99,11 @@ class CudaAttention:
         softcap: float,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        paged_kernels.write(_dense_heads(key), _dense_heads(value), self._cache[layer], self._step.slots)
+        self.write(layer, key, value)
         return self.attend(layer, query, value.dtype, scaling=scaling, window=window, softcap=softcap, sinks=sinks)
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        paged_kernels.write(_dense_heads(key), _dense_heads(value), self._cache[layer], self._step.slots)
 
     def attend(
         self,
@@ -113,7 +116,6 @@ class CudaAttention:
         softcap: float,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The second half of `forward`: [num_tokens, num_q_heads, v_head_dim] of this dtype; keys and values are in the cache."""
         shape, step, query = self._layers[layer], self._step.of_layer(has_window=window > 0), _dense_heads(query)
         k_cache = self._cache[layer][0]
         called = Layer(

@@ -16,7 +16,8 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from triptych_engine.runner.attention.latent import HeadProducts, LatentHeads
-from triptych_engine.runner.attention.paged import LayerShape, TorchAttention
+from triptych_engine.runner.attention.paged import LayerShape
+from triptych_engine.runner.attention.plain import TorchAttention
 from triptych_engine.runner.fusion.calls import is_same_tensor
 from triptych_engine.runner.fusion.layer import TOLERANCE, TRIAL_BLOCK_SIZE, first_tokens, is_close
 from triptych_engine.runner.verdicts import Verdicts

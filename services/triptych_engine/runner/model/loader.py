@@ -25,10 +25,11 @@ from triptych_common.model.weights import check_weight_files, gguf_file
 
 from triptych_engine.runner.attention.observer import observe_layers
 from triptych_engine.runner.attention.paged import ATTENTION_NAME, AttentionBackend, LayerShape, attending
+from triptych_engine.runner.cross_attention.layers import CrossLayers, attach_cross_attention, probe_states
 from triptych_engine.runner.model.loading_info import check_loaded
 from triptych_engine.runner.model.precision import check_quantized, compute_dtype
-from triptych_engine.runner.model.refusals import check_supported, is_multimodal
-from triptych_engine.runner.model.towers import language_model_only
+from triptych_engine.runner.model.refusals import check_supported, decoder_config, has_encoder, is_multimodal
+from triptych_engine.runner.model.towers import decoder_only, language_model_only
 from triptych_engine.runner.model.whole_decoder import WholeDecoder
 from triptych_engine.runner.parallel.group import RankGroup
 from triptych_engine.runner.parallel.loading import fill_share, load_share
@@ -54,6 +55,8 @@ class LoadedModel:
     layers: dict[int, LayerShape]  # layer index -> what it stores per token
     #: Layers with a state per sequence; None if there are none.
     recurrent: RecurrentLayers | None
+    #: Cross-attention to an encoder's states; None if there is none.
+    cross: CrossLayers | None
     dtype: torch.dtype
     checkpoint_dtype: torch.dtype
     device: torch.device
@@ -171,6 +174,7 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(path)
         config = getattr(config, "thinker_config", config)  # the part of Omni models that generates text
+        config = decoder_config(config)
     except (ValueError, OSError) as error:
         raise UnsupportedModelError(f"cannot serve {name}: {str(error).splitlines()[0]}") from error
     check_supported(config, name, max_model_len, num_ranks=1 if group is None else group.size)
@@ -198,7 +202,9 @@ def load_model(
     num_probe_tokens = min(NUM_PROBE_TOKENS, max_model_len)
     probe = torch.arange(num_probe_tokens, device=device) * 7919 % config.get_text_config().vocab_size
     verdicts = verdicts or Verdicts()
-    reference = torch.empty(0) if "passed" in verdicts else _reference_logits(model, config, name, probe)
+    states = probe_states(config, model.get_input_embeddings().weight) if has_encoder(config) else None
+    reference = torch.empty(0) if "passed" in verdicts else _reference_logits(model, config, name, probe, states)
+    cross = None if states is None else attach_cross_attention(model, states)
     try:
         recurrent = attach_recurrent_layers(model)
     except UnknownStateError as error:
@@ -216,6 +222,7 @@ def load_model(
         config=config,
         layers=layers,
         recurrent=recurrent,
+        cross=cross,
         dtype=dtype,
         checkpoint_dtype=checkpoint,
         device=device,
@@ -223,7 +230,8 @@ def load_model(
         num_position_axes=_num_position_axes(config),
         first_position=1 if config.model_type == "paligemma" else 0,
         is_quantized=is_quantized,
-        picks_logits="logits_to_keep" in inspect.signature(type(model).forward).parameters or not is_multimodal(config),
+        picks_logits="logits_to_keep" in inspect.signature(type(model).forward).parameters
+        or (cross is None and not is_multimodal(config)),
         probe_token_ids=probe,
         probe_logits=reference,
     )
@@ -251,11 +259,17 @@ def _from_safetensors(
     return model
 
 
-def _reference_logits(model: PreTrainedModel, config: PretrainedConfig, name: str, probe: torch.Tensor) -> torch.Tensor:
-    """[num_probe_tokens, vocab] of transformers' ordinary forward pass. Refuses language models that need their towers."""
+def _reference_logits(
+    model: PreTrainedModel, config: PretrainedConfig, name: str, probe: torch.Tensor, states: torch.Tensor | None
+) -> torch.Tensor:
+    """[num_probe_tokens, vocab] of transformers' ordinary forward pass. Refuses language models that need their towers.
+
+    states: [num_states, hidden_size] of an encoder, for a model with cross-attention.
+    """
+    encoded = {} if states is None else {"encoder_outputs": (states[None],)}
     with torch.inference_mode():
         try:
-            return model(input_ids=probe[None], use_cache=False).logits[0].clone()
+            return model(input_ids=probe[None], use_cache=False, **encoded).logits[0].clone()
         except (AttributeError, TypeError) as error:
             if not is_multimodal(config):
                 raise
@@ -265,7 +279,8 @@ def _reference_logits(model: PreTrainedModel, config: PretrainedConfig, name: st
 
 def _model_class(config: PretrainedConfig) -> Any:
     if not is_multimodal(config):
-        return getattr(transformers, _name(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]))
+        cls = getattr(transformers, _name(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]))
+        return decoder_only(cls) if has_encoder(config) else cls
     known = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.get(config.model_type)
     return language_model_only(getattr(transformers, _name(known) if known else config.architectures[0]))
 

@@ -23,12 +23,17 @@ _LAYOUTS = {"image_grid_thw": Modality.IMAGE, "video_grid_thw": Modality.VIDEO, 
 _OTHER_ARGUMENTS = {"input_ids", "mm_token_type_ids", "attention_mask", "second_per_grid_ts"}
 
 
-def media_traits(model: PreTrainedModel, config: PretrainedConfig, num_position_axes: int) -> MediaTraits | str:
+def media_traits(
+    model: PreTrainedModel, config: PretrainedConfig, num_position_axes: int, num_encoder_states: int = 0
+) -> MediaTraits | str:
     """The model's traits, or why it takes no media.
 
     Args:
         num_position_axes: see LoadedModel.
+        num_encoder_states: of an item, if all tokens attend to them.
     """
+    if num_encoder_states:
+        return MediaTraits({Modality.AUDIO: frozenset()}, config.hidden_size, num_encoder_states=num_encoder_states)
     if not is_multimodal(config):
         return TEXT_ONLY
     placeholders = {modality: ids for modality in Modality if (ids := _placeholder_token_ids(config, modality))}

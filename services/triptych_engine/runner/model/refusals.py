@@ -12,6 +12,8 @@ from triptych.errors import UnsupportedModelError
 from triptych_engine.runner.quantization.checkpoints import quantization_of, unsupported_quantization
 from triptych_engine.runner.recurrent.layer_types import RECURRENT_LAYER_TYPES, STATELESS_LAYER_TYPES
 
+#: Encoder-decoder models that are served. Their encoders are towers of the encoder service.
+_ENCODER_DECODERS = frozenset({"whisper"})
 _LAYER_TYPES = {"full_attention", "sliding_attention", *RECURRENT_LAYER_TYPES, *STATELESS_LAYER_TYPES}
 
 
@@ -20,8 +22,25 @@ def check_supported(config: PretrainedConfig, name: str, max_model_len: int, *, 
     reason = _reason(config, max_model_len)
     if num_ranks > 1 and RECURRENT_LAYER_TYPES.intersection(getattr(config.get_text_config(), "layer_types", None) or ()):
         reason = reason or "its recurrent layers cannot be divided among ranks; serve it without tensor_parallel_size"
+    if num_ranks > 1 and has_encoder(config):
+        reason = reason or "its cross-attention cannot be divided among ranks; serve it without tensor_parallel_size"
     if reason:
         raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {reason}")
+
+
+def has_encoder(config: PretrainedConfig) -> bool:
+    """Whether the model is the decoder of an encoder-decoder model that is served."""
+    return config.model_type in _ENCODER_DECODERS
+
+
+def decoder_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration of the part that the engine computes: of an encoder-decoder model the decoder.
+
+    What transformers names after layers and heads in general are those of the encoder.
+    """
+    if has_encoder(config):
+        config.encoder_layers, config.encoder_attention_heads = config.decoder_layers, config.decoder_attention_heads
+    return config
 
 
 def is_multimodal(config: PretrainedConfig) -> bool:
@@ -35,13 +54,15 @@ def is_multimodal(config: PretrainedConfig) -> bool:
 
 def _reason(config: PretrainedConfig, max_model_len: int) -> str | None:
     text = config.get_text_config()
-    if config.is_encoder_decoder:
-        return "it is an encoder-decoder model; only decoder-only models are served"
+    if config.is_encoder_decoder and not has_encoder(config):
+        return f"it is an encoder-decoder model; of these only {', '.join(sorted(_ENCODER_DECODERS))} is served"
+    if has_encoder(config) and max_model_len > config.max_target_positions:
+        return f"its decoder has {config.max_target_positions} positions; set max_model_len to that or less"
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not is_multimodal(config):
         return "transformers has no causal language model for it"
     if (reason := unsupported_quantization(config)) is not None:
         return reason
-    if quantization_of(config) is not None and is_multimodal(config):
+    if quantization_of(config) is not None and (is_multimodal(config) or has_encoder(config)):
         return "its weights are quantised, which is supported for text models only"
     return _layer_reason(text, max_model_len) or _rope_reason(text, max_model_len)
 

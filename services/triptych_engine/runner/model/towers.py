@@ -46,6 +46,16 @@ def language_model_only(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
     return LanguageModelOnly
 
 
+def decoder_only(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """The class of an encoder-decoder model's decoder, which expects its encoder's weights beside its own."""
+
+    class DecoderOnly(cls):
+        _keys_to_ignore_on_load_unexpected = (r"^model\.encoder\.",)
+
+    DecoderOnly.__name__, DecoderOnly.__qualname__, DecoderOnly.__module__ = cls.__name__, cls.__qualname__, cls.__module__
+    return DecoderOnly
+
+
 def _towers(inner: Any) -> dict[str, nn.Module]:
     """The parts of a multimodal model that are not its language model, by name.
 

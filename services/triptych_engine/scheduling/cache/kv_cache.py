@@ -56,11 +56,9 @@ class KVCacheManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """How full it is, for those who send requests: free blocks, or fewer if the blocks of windows are more nearly used up."""
-        free, windows = self.pool.num_free_blocks, None if self.groups is None else self.groups.windows
-        if windows is None:
-            return free
-        return min(free, self.pool.num_blocks * (windows.pool.num_blocks - windows.num_reserved) // windows.pool.num_blocks)
+        """How full it is, for those who send requests: free blocks, or fewer if what other layers need is more nearly used up."""
+        shares = () if self.groups is None else self.groups.free_of_all
+        return min([self.pool.num_free_blocks, *(self.pool.num_blocks * free // every for free, every in shares)])
 
     def check(self, request: Request) -> None:
         """Raise NeverFitsError for a request that would not fit even alone."""

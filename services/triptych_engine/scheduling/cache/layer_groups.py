@@ -1,20 +1,31 @@
-"""The caches of layers that do not keep keys and values of all tokens, beside the blocks of those that do: blocks of a window, and
-recurrent states. (vLLM calls them KV cache groups.)"""
+"""The caches of layers that do not keep keys and values of all tokens, beside the blocks of those that do: blocks of a window,
+recurrent states, and keys and values of an encoder's states. (vLLM calls them KV cache groups.)"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from triptych_engine.scheduling.cache.cross_cache import CrossCache
 from triptych_engine.scheduling.cache.state_cache import StateCache
 from triptych_engine.scheduling.cache.window_cache import WindowCache
 from triptych_engine.scheduling.request import Request
 
 
 class LayerGroups:
-    """Both, of which a model has one at least. `KVCacheManager` owns them."""
+    """All of them, of which a model has one at least. `KVCacheManager` owns them."""
 
-    def __init__(self, windows: WindowCache | None, states: StateCache | None) -> None:
-        self.windows, self.states = windows, states
+    def __init__(self, windows: WindowCache | None, states: StateCache | None, cross: CrossCache | None = None) -> None:
+        self.windows, self.states, self.cross = windows, states, cross
+
+    @property
+    def free_of_all(self) -> list[tuple[int, int]]:
+        """How much is free, and how much there is: of blocks of windows, and of slots for an encoder's states."""
+        shares = []
+        if self.windows is not None:
+            shares.append((self.windows.pool.num_blocks - self.windows.num_reserved, self.windows.pool.num_blocks))
+        if self.cross is not None:
+            shares.append((self.cross.num_free, self.cross.num_slots))
+        return shares
 
     def num_usable(self, hashes: Sequence[bytes]) -> int:
         """How many blocks of a cached prefix all groups can use."""
@@ -30,7 +41,8 @@ class LayerGroups:
     def has_room(self, *requests: Request) -> bool:
         """Whether all of these can be admitted."""
         has_states = self.states is None or self.states.pool.num_free >= len(requests)
-        return has_states and (self.windows is None or self.windows.has_room(*requests))
+        has_slots = self.cross is None or self.cross.has_room(*requests)
+        return has_states and has_slots and (self.windows is None or self.windows.has_room(*requests))
 
     def add(self, request: Request, hashes: Sequence[bytes], num_cached: int) -> None:
         """A request comes. hashes: of its blocks; num_cached: how many of them, from the first on, are in the KV cache."""
@@ -52,6 +64,8 @@ class LayerGroups:
             self.states.allocate(request, hashes[-1] if hashes else None)
         if self.windows is not None:
             self.windows.allocate(request, hashes)
+        if self.cross is not None:
+            self.cross.allocate(request)
 
     def advance(
         self, request: Request, num_tokens: int, num_drafts: int, *, makes_snapshots: bool
@@ -72,10 +86,12 @@ class LayerGroups:
                 self.states.commit(request)
         if self.windows is not None:
             self.windows.settle(request)
+        if self.cross is not None:
+            self.cross.commit(request)
 
     def release(self, request: Request) -> None:
         """Take back all that a request has."""
-        for group in (self.windows, self.states):
+        for group in (self.windows, self.states, self.cross):
             if group is not None:
                 group.release(request)
 
@@ -85,9 +101,11 @@ class LayerGroups:
             self.windows.pool.reset_cache()
         if self.states is not None:
             self.states.pool.reset()
+        if self.cross is not None:
+            self.cross.reset()
 
     def check_integrity(self, requests: Collection[Request]) -> None:
         """Raise AssertionError unless the groups agree with what the requests hold. For tests."""
-        for group in (self.windows, self.states):
+        for group in (self.windows, self.states, self.cross):
             if group is not None:
                 group.check_integrity(requests)

@@ -85,6 +85,8 @@ class CallPreparer:
         options.sampling.CopyFrom(self.defaults)
         options.sampling.MergeFrom(request.options.sampling)
         params = check_options(options, self.model.info.vocab_size, echo, is_final_only, best_of)
+        if self.preprocessor.speech is not None:
+            self.preprocessor.speech.restrict(params.sampling)
         if words:
             await self.preprocessor.run(lambda: ban_words(words, self.tokenizer, params.sampling))
         if isinstance(request, generation_pb2.ChatRequest):

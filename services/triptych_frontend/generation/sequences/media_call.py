@@ -122,7 +122,7 @@ class MediaCall:
         fetches: Sequence[engine_pb2.MediaFetch] = last.media if last is not None else ()
         reports = []
         for index, item in enumerate(self.prompt.media):
-            report = generation_pb2.MediaReport(modality=item.modality, key=item.key, num_tokens=item.expansion.num_embeds)
+            report = generation_pb2.MediaReport(modality=item.modality, key=item.key, num_tokens=item.expansion.num_tokens)
             encoded = self.encoding.result_of(item.key)
             if encoded is not None:
                 report.tier = encoded.result.tier

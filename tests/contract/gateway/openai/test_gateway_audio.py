@@ -266,3 +266,19 @@ async def test_refused(field: str) -> None:
 async def test_fields_that_do_not_fit(fields: dict[str, Any], said: str) -> None:
     response = await form(FakeFrontend(), **fields)
     assert (response.status_code, response.json()["error"]["message"]) == (400, said)
+
+
+async def test_what_a_model_that_only_writes_down_speech_is_told() -> None:
+    frontend = FakeFrontend()
+    await form(frontend, language="de", prompt="A lecture.")
+    await form(frontend, **{"languages[]": ["de", "fr"], "keywords[]": ["Triptych", "vLLM"]}, prompt="A lecture.")
+    await form(frontend)
+    await form(frontend, "/v1/audio/translations", prompt="A lecture.")
+    Told = generation_pb2.Transcription  # noqa: N806
+    assert [request.transcription for request in frontend.requests] == [  # type: ignore[union-attr]
+        Told(languages=["de"], prompt="A lecture."),
+        Told(languages=["de", "fr"], prompt="Triptych, vLLM A lecture."),
+        Told(),
+        Told(translate=True, prompt="A lecture."),
+    ]
+    assert chat_of(frontend).HasField("transcription")

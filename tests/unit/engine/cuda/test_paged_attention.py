@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.drivers.attention import RAGGED, metadata, worst_difference
 from triptych.errors import StartupError
-from triptych_engine.runner.attention.paged import LayerShape, TorchAttention
+from triptych_engine.runner.attention.paged import LayerShape
+from triptych_engine.runner.attention.plain import TorchAttention
 from triptych_engine.runner.backends import choose_backend, try_backend
 
 pytest.importorskip("triton", minversion="3.7")  # the interpreter of 3.6 fails with NumPy 2.4

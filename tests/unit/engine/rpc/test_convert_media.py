@@ -128,3 +128,40 @@ def test_what_media_took_travels():
         64,
     )
     assert message.media[1].source == common_pb2.EMBEDDING_SOURCE_UNSPECIFIED
+
+
+BESIDE = MediaTraits({Modality.AUDIO: frozenset()}, hidden_size=1, num_encoder_states=9)
+
+
+def a_sound_message(num_items: int = 1) -> engine_pb2.EngineRequest:
+    message = engine_pb2.EngineRequest(request_id="r", prompt_token_ids=[1, 2, 3])
+    for index in range(num_items):
+        message.media.add(modality=common_pb2.MODALITY_AUDIO, key=b"%d" % index * 32, encoder_instance_id="encoder:1")
+    return message
+
+
+def test_an_item_beside_the_prompt():
+    media = convert(a_sound_message(), BESIDE)
+    assert media.is_beside
+    assert [item.num_tokens for item in media.items] == [9]
+    assert media.num_tokens(Modality.AUDIO) == 0  # of the prompt
+    assert media.end == 1
+    assert media.fingerprint(0, 2)
+    assert not media.fingerprint(2, 4)  # the block before tells them apart
+    assert media.fingerprint(0, 2) == media.identity_beside
+    assert media.extra_keys(0, 2) == ((media.items[0].identity.hex(), 0),)
+
+
+@pytest.mark.parametrize("num_items", [0, 2])
+def test_a_decoder_attends_to_one_item(num_items: int):
+    with pytest.raises(InvalidRequestError, match=f"one item, audio, which each request must have; given: {num_items}") as caught:
+        convert(a_sound_message(num_items), BESIDE)
+    assert caught.value.field == "media"
+
+
+def test_an_item_beside_the_prompt_has_no_placeholders():
+    message = a_sound_message()
+    message.placeholders.add(offset=0, length=1, media_index=0)
+    with pytest.raises(InvalidRequestError, match="no placeholders") as caught:
+        convert(message, BESIDE)
+    assert caught.value.field == "placeholders"

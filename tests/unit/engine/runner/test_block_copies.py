@@ -12,7 +12,8 @@ from support.builders.engine import a_request, a_tiny_llama_config, save_random_
 from support.drivers.engine import EngineDriver
 from triptych_engine.kv_offload.host_memory import HostMemory, Slots
 from triptych_engine.kv_offload.host_tier import HostTier
-from triptych_engine.runner.attention.paged import LayerShape, TorchAttention
+from triptych_engine.runner.attention.paged import LayerShape
+from triptych_engine.runner.attention.plain import TorchAttention
 from triptych_engine.runner.block_copies import HostBlocks, bytes_of_block, layout_of
 from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.kernels import CpuKernels

@@ -24,6 +24,7 @@ from transformers import (
     Qwen3NextConfig,
     T5Config,
     ViTConfig,
+    WhisperConfig,
 )
 from triptych.errors import UnsupportedModelError
 from triptych_engine.runner.model.loader import LoadedModel, load_model
@@ -37,7 +38,9 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 @pytest.mark.parametrize(
     ("config", "max_model_len", "reason"),
     [
-        (T5Config(), 512, "encoder-decoder"),
+        (T5Config(), 512, "encoder-decoder model; of these only whisper is served"),
+        (WhisperConfig(), 512, "its decoder has 448 positions"),
+        (WhisperConfig(quantization_config={"quant_method": "gptq", "bits": 4}), 448, "for text models only"),
         (ViTConfig(), 512, "no causal language model"),
         (
             a_tiny_llama_config(layer_types=["compressed_sparse_attention"] * 2),
@@ -65,6 +68,12 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 def test_the_configuration_tells(config: PretrainedConfig, max_model_len: int, reason: str):
     with pytest.raises(UnsupportedModelError, match=rf"cannot serve some/model \({config.model_type}\): .*{reason}"):
         check_supported(config, "some/model", max_model_len)
+
+
+def test_cross_attention_is_not_divided():
+    check_supported(WhisperConfig(), "some/model", 448)
+    with pytest.raises(UnsupportedModelError, match="its cross-attention cannot be divided among ranks"):
+        check_supported(WhisperConfig(), "some/model", 448, num_ranks=2)
 
 
 @pytest.mark.parametrize(

@@ -218,3 +218,12 @@ def test_constrained_outputs_are_the_same_after_preemptions(driver: EngineDriver
     for name, one in alone.items():
         assert together[name].token_ids == one.token_ids
         assert together[name].last.finish_reason is one.last.finish_reason is FinishReason.LENGTH  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_first_bad_token_is_banned_at_the_beginning_only(driver: EngineDriver, async_scheduling: bool) -> None:
+    free = driver.run(driver.scheduler(), [a_request(max_tokens=20)])["r"].token_ids
+    request = a_request(max_tokens=20, first_bad_token_ids=(free[0],), logit_bias={free[0]: 50.0})
+    banned = driver.run(driver.scheduler(), [request], async_scheduling=async_scheduling)["r"].token_ids
+    assert banned[0] != free[0]
+    assert set(banned[1:]) == {free[0]}

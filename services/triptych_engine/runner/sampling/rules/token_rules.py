@@ -64,7 +64,7 @@ class TokenRules:
     def add(self, row: int, sampling: SamplingParams) -> None:
         """Add a sequence."""
         self._constraints.add(row, sampling)
-        self._bad_sequences.add(row, sampling.bad_token_sequences)
+        self._bad_sequences.add(row, sampling.bad_token_sequences, sampling.first_bad_token_ids)
         self._used[row] = self._constraints.used[row] or self._bad_sequences.used[row]
 
     def remove(self, row: int) -> None:

@@ -27,7 +27,7 @@ namespace triptych {
 // Arguments for one layer. Strides in elements; the last dimension of q, k, v is contiguous, out is [T, Hq, Dv] and dense.
 struct PagedAttentionArgs {
   const void* q;             // [T, Hq, D]
-  const void* k;             // [T, Hkv, D]
+  const void* k;             // [T, Hkv, D], or null if there is nothing to write
   const void* v;             // [T, Hkv, Dv], or null like v_cache
   void* out;                 // [T, Hq, Dv]
   void* k_cache;             // [num_blocks, Hkv, D, block_size] numbers, in the order above

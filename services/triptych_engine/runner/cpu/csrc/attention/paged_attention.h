@@ -114,6 +114,7 @@ inline void finish_rows(const Args& a, const Tile& tile, const Scratch& s) {
 // The threads of the enclosing parallel region share the work of these functions; after `write_shared`, they wait for each other.
 template <class A, class V, class T>
 inline void write_shared(const Args& a) {
+  if (!a.k) return;  // they are in the cache, as those of cross-attention
 #pragma omp for schedule(static)
   for (int t = 0; t < a.num_tokens; t++) write_token<A, V, T>(a, t);
 }
