@@ -49,6 +49,7 @@ VALUES: dict[str, object] = {
     "logit_bias": {1: 1.0},
     "allowed_token_ids": [1],
     "bad_token_ids": [1],
+    "first_bad_token_ids": [1],
     "bad_token_sequences": [common_pb2.TokenSequence(token_ids=[1, 2])],
     "stop_token_ids": [1],
     "ignore_eos": True,
