@@ -42,7 +42,7 @@ Bidirectional models that embed are in [models.md](models.md#pooling-models).
 |---|---|
 | pictures of LFM2-VL | its processor needs torchvision, without which the tests run |
 | media of Phi-4-multimodal | not tried; its text is served |
-| pictures of Gemma 4 | [refused](models.md#placeholders); its text is served |
+| audio and video of Gemma 4 | [refused](models.md#media); text and pictures are served |
 | Mamba-1 (Jamba, Mamba), lightning attention (MiniMax-01) | [refused](models.md#refused-models) at load |
 | models of recurrent layers only (Mamba-2) | [refused](models.md#refused-models) at load |
 | sparse attention (DeepSeek-V3.2), Llama 4 beyond 8,192 tokens | [refused](models.md#refused-models) by the configuration |
