@@ -12,7 +12,15 @@ from support.fakes.echo_frontend import echo_frontend
 from support.mock import mock_server
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PAGES = ("README.md", "docs/quickstart.md", "docs/contracts.md", "docs/mock.md", "docs/offline.md", "clients/python/README.md")
+_PAGES = (
+    "README.md",
+    "docs/quickstart.md",
+    "docs/batches.md",
+    "docs/contracts.md",
+    "docs/mock.md",
+    "docs/offline.md",
+    "clients/python/README.md",
+)
 
 
 def python_blocks(page: str) -> list[str]:
