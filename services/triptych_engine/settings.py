@@ -150,8 +150,9 @@ class EngineSettings(GrpcServiceSettings):
     kv_cache_memory: Annotated[
         Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)] | None,
         Field(
-            description="Memory of the KV cache, e.g. 512M or 2G; by default half of what the weights leave, and not more than "
-            "max_num_seqs requests of max_model_len tokens can use."
+            description="Memory of the KV cache, e.g. 512M or 2G. By default on a CPU half of what the weights leave of "
+            "memory_limit, on a GPU what they leave of memory_utilization; not more than max_num_seqs requests of max_model_len "
+            "tokens can use."
         ),
     ] = None
     memory_limit: Annotated[
@@ -180,8 +181,8 @@ class EngineSettings(GrpcServiceSettings):
     prefault_kv_cache: Annotated[
         bool,
         Field(
-            description="Touch the memory of the KV cache, on a CPU, and of kv_offloading_memory after the start, up to 1 GiB of "
-            "each. Without it, the first prompts take longer."
+            description="Take the memory of the KV cache, on a CPU, and of kv_offloading_memory from the system right after the "
+            "start, up to 1 GiB of each. Without it, the first prompts take longer."
         ),
     ] = True
     kv_offloading_memory: Annotated[

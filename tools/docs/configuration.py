@@ -25,6 +25,8 @@ FILE = ROOT / "docs" / "configuration.md"
 _MACHINE_DEFAULTS = {
     ("frontend", "num_tokenizer_threads"): "4, or the cores if fewer",
     ("frontend", "num_media_threads"): "2, or the cores if fewer",
+    ("engine", "kv_cache_memory"): "[computed](memory.md#how-the-kv-cache-is-sized)",
+    ("engine", "memory_limit"): "[computed](memory.md#how-the-kv-cache-is-sized)",
 }
 #: Settings that several services inherit: title, introduction, class.
 _SHARED = (
@@ -43,7 +45,8 @@ _HEAD = """# Configuration
 | the environment | `TRIPTYCH_ENGINE_MAX_NUM_SEQS=64`: the service and the flag, in capitals with `_`. A flag wins |
 
 A number of bytes may have a unit: `512M`, `2GiB`. A list is separated by commas. A value out of range, an unknown flag and an
-unknown `TRIPTYCH_<SERVICE>_*` variable end the start with a message that names them.
+unknown `TRIPTYCH_<SERVICE>_*` variable end the start with a message that names them. Fair shares are those of
+[tenants](access.md#shares).
 """
 _ELSEWHERE = """## Other environment variables
 

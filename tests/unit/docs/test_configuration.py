@@ -41,7 +41,7 @@ def test_each_section_says_how_variables_begin(page: str, service: str) -> None:
 
 
 def test_types_ranges_and_defaults(page: str) -> None:
-    assert row(page, "Engine", "--kv-cache-memory")[1:3] == ["bytes", ""]
+    assert row(page, "Engine", "--kv-cache-memory")[1:3] == ["bytes", "[computed](memory.md#how-the-kv-cache-is-sized)"]
     assert row(page, "Engine", "--kv-offloading-dir-size")[1:3] == ["bytes", "16 GiB"]
     assert row(page, "Encoder", "--cache-memory")[1] == "bytes"
     assert row(page, "Frontend and encoder", "--max-media-bytes")[1:3] == ["bytes, at most 32 MiB", "20 MiB"]
