@@ -20,6 +20,7 @@ from typing import Any
 VISION_WEIGHTS = "vision.safetensors"
 _TEMPLATE = "chat_template.jinja"
 _PROCESSOR = "processor_config.json"
+_GENERATION = "generation_config.json"
 
 
 def join(text_model: Path, vision_part: Path, out: Path) -> None:
@@ -27,7 +28,8 @@ def join(text_model: Path, vision_part: Path, out: Path) -> None:
 
     Args:
         text_model: a checkpoint directory with tied embeddings, whose weights are in one model.safetensors.
-        vision_part: config.json (LLaVA's, without text_config), processor_config.json, chat_template.jinja, vision.safetensors.
+        vision_part: config.json (LLaVA's, without text_config), processor_config.json, chat_template.jinja, vision.safetensors, and
+            generation_config.json with the defaults of sampling, which the text model's file lacks.
     """
     out.mkdir(parents=True)
     text_config = _read(text_model / "config.json")
@@ -38,7 +40,7 @@ def join(text_model: Path, vision_part: Path, out: Path) -> None:
     _write(out / "tokenizer.json", rename_token(_read(text_model / "tokenizer.json"), config["image_token_index"], image_token))
     added = {"extra_special_tokens": {"image_token": image_token}, "processor_class": "LlavaProcessor"}
     _write(out / "tokenizer_config.json", _read(text_model / "tokenizer_config.json") | added)
-    shutil.copy(text_model / "generation_config.json", out)
+    _write(out / _GENERATION, _read(text_model / _GENERATION) | _read(vision_part / _GENERATION))
     for name in (_TEMPLATE, _PROCESSOR):
         shutil.copy(vision_part / name, out)
 

@@ -89,7 +89,7 @@ BUILTIN_MODELS: dict[str, BuiltinModel | JoinedModel] = {
         _SMOLLM2,
         _SMOLLM2_GGUF,
         _MINILM,
-        JoinedModel(name="smollm2-135m-vision", version="2", text_model=_SMOLLM2, license="Apache-2.0"),
+        JoinedModel(name="smollm2-135m-vision", version="3", text_model=_SMOLLM2, license="Apache-2.0"),
     )
 }
 

@@ -32,6 +32,12 @@ def test_every_weight_finds_its_place(joined: tuple[Path, Path]) -> None:
     assert not any(info.values())
 
 
+def test_the_joined_model_has_the_defaults_of_sampling_beside_the_tokens_of_the_text_model(joined: tuple[Path, Path]) -> None:
+    text, both = (json.loads((path / "generation_config.json").read_text()) for path in joined)
+    assert both == text | {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+    assert "eos_token_id" in text
+
+
 @pytest.mark.model
 def test_without_a_picture_nothing_changed(joined: tuple[Path, Path]) -> None:
     from transformers import AutoModelForCausalLM, LlavaForConditionalGeneration
