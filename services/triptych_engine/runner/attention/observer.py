@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -15,6 +16,21 @@ from triptych_engine.runner.recurrent.layers import RecurrentLayers
 
 #: Name of the attention during that pass.
 OBSERVED_ATTENTION = "triptych_observed"
+
+
+def switch_attention(model: PreTrainedModel, attention: str) -> None:
+    """Make a model attend with a function of transformers' registry. Its warning that towers may not take it is left out,
+    because the engine does not load them."""
+    log = logging.getLogger("transformers.modeling_utils")
+    log.addFilter(_is_not_of_towers)
+    try:
+        model.set_attn_implementation(attention)
+    finally:
+        log.removeFilter(_is_not_of_towers)
+
+
+def _is_not_of_towers(record: logging.LogRecord) -> bool:
+    return "without finding the associated sub-model" not in record.getMessage()
 
 
 def observe_layers(
@@ -35,7 +51,7 @@ def observe_layers(
         UnsupportedModelError: the model does not use the attention that it is switched to, or has a window in its mask only.
     """
     observer = LayerObserver()
-    model.set_attn_implementation(OBSERVED_ATTENTION)
+    switch_attention(model, OBSERVED_ATTENTION)
     with torch.inference_mode(), attending(observer):  # type: ignore[arg-type]
         try:
             model(input_ids=probe[None], position_ids=None, use_cache=False)

@@ -23,7 +23,7 @@ from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.dtype import checkpoint_dtype
 from triptych_common.model.weights import check_weight_files, gguf_file
 
-from triptych_engine.runner.attention.observer import observe_layers
+from triptych_engine.runner.attention.observer import observe_layers, switch_attention
 from triptych_engine.runner.attention.paged import ATTENTION_NAME, AttentionBackend, LayerShape, attending
 from triptych_engine.runner.cross_attention.layers import CrossLayers, attach_cross_attention, probe_states
 from triptych_engine.runner.model.loading_info import check_loaded
@@ -216,7 +216,7 @@ def load_model(
     if recurrent is not None:
         recurrent.shapes = dict(verdicts.of("recurrent layers", partial(dict, recurrent.shapes)))
         recurrent = recurrent if recurrent.shapes else None  # none of its modules was called
-    model.set_attn_implementation(ATTENTION_NAME)
+    switch_attention(model, ATTENTION_NAME)
     return LoadedModel(
         model=model,
         config=config,

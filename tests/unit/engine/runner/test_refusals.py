@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 
 import pytest
 import torch
 from support.builders.engine import a_tiny_llama_config, save_random_model
+from support.builders.media_files import checkpoint
 from support.builders.text_families import COMMON
 from transformers import (
     BloomConfig,
@@ -153,3 +155,13 @@ def test_logits_that_differ_from_transformers_are_refused(tmp_path: Path):
     check_parity(dataclasses.replace(loaded, probe_logits=with_zeros), with_zeros, "tiny")
     with pytest.raises(UnsupportedModelError, match="nan"):
         check_parity(loaded, loaded.probe_logits * float("nan"), "tiny")
+
+
+def test_no_warning_says_that_the_attention_of_the_towers_is_unknown(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    log = logging.getLogger("transformers.modeling_utils")  # transformers' loggers do not propagate
+    monkeypatch.setattr(log, "handlers", [caplog.handler])
+    monkeypatch.setattr(log, "level", logging.WARNING)
+    load_model(checkpoint("llava_siglip"), "tiny", dtype=None, device=CPU, max_model_len=64)
+    assert "undefined behavior" not in caplog.text
