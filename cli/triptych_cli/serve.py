@@ -114,37 +114,33 @@ def announce(models: Sequence[Prepared], gateway: Service, elapsed_s: float, rea
     if first.generates and not first.transcribes and getattr(gateway.settings, "playground", False):
         print(f"  open {gateway.url} in a browser to chat")
     print(f"  documentation {gateway.url}/docs · gRPC {gateway.grpc_address} · Ctrl-C stops it")
-    has_key = bool(getattr(gateway.settings, "has_keys", False))
+    key = None
+    if getattr(gateway.settings, "has_keys", False):  # a key of a file is in no variable yet: this is the one that commands read
+        key = "TRIPTYCH_API_KEY" if getattr(gateway.settings, "api_key", None) is None else "TRIPTYCH_GATEWAY_API_KEY"
     https_dir = getattr(gateway.settings, "https_dir", None)
     # `triptych certs` writes the authority beside the certificate.
     authority = https_dir / "ca.crt" if https_dir is not None and (https_dir / "ca.crt").is_file() else None
     kind = "transcribe" if first.transcribes else "generate" if first.generates else "embed"
-    print(f"  {curl_line(gateway.url, first.name, has_key, authority, kind=kind)}", flush=True)
+    print(f"  {curl_line(gateway.url, first.name, key, authority, kind=kind)}", flush=True)
     if ready_fd is not None:
         write_addresses(ready_fd, names, [*(service for model in models for service in model.services), gateway])
 
 
-def curl_line(
-    url: str,
-    model: str,
-    has_key: bool = False,
-    authority: Path | None = None,
-    *,
-    kind: str = "generate",
-) -> str:
+def curl_line(url: str, model: str, key: str | None = None, authority: Path | None = None, *, kind: str = "generate") -> str:
     """A first request, as a shell command.
 
     Args:
+        key: the environment variable with the API key; None if callers need none.
         authority: the file of an authority that machines do not know.
         kind: what the model does: generate, embed or transcribe.
     """
     question = "What is the capital of France?"
-    key = ' -H "Authorization: Bearer $TRIPTYCH_GATEWAY_API_KEY"' if has_key else ""
+    header = f' -H "Authorization: Bearer ${key}"' if key is not None else ""
     trust = f"--cacert {shlex.quote(str(authority))} " if authority is not None else ""
     if kind == "transcribe":
-        return f"curl {trust}{url}/v1/audio/transcriptions{key} -F model={shlex.quote(model)} -F file=@speech.wav"
+        return f"curl {trust}{url}/v1/audio/transcriptions{header} -F model={shlex.quote(model)} -F file=@speech.wav"
     route, body = "embeddings", dict[str, object]({"model": model, "input": [question]})
     if kind == "generate":
         route = "chat/completions"
         body = {"model": model, "messages": [{"role": "user", "content": question}], "temperature": 0}
-    return f"curl {trust}{url}/v1/{route} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"
+    return f"curl {trust}{url}/v1/{route} -H 'Content-Type: application/json'{header} -d '{json.dumps(body)}'"

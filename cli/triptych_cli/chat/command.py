@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from triptych import Client, LocalServer, TLSConfig
 from triptych.client.config import addresses_of
-from triptych.errors import DeadlineExceededError, ServiceUnavailableError, StartupError, TriptychError
+from triptych.errors import DeadlineExceededError, ServiceUnavailableError, StartupError, TriptychError, UnauthenticatedError
 from triptych_common.model.store import served_name
 from triptych_common.rpc.security.certificates import AUTHORITIES, CHAIN, KEY
 from triptych_common.rpc.security.roles import Role
@@ -148,6 +148,8 @@ def _served_models(client: Client, address: str) -> list[str] | None:
         response = client.list_models(timeout_s=_CONNECT_TIMEOUT_S)
     except (ServiceUnavailableError, DeadlineExceededError):
         return None
+    except UnauthenticatedError as error:
+        raise CommandError(f"{address}: {error}; give it in TRIPTYCH_API_KEY, or as --api-key-file FILE") from error
     except TriptychError as error:
         raise CommandError(f"{address}: {error}") from error
     return [info.name for info in response.models if not info.parent]

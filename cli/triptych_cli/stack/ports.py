@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from triptych_cli.errors import CommandError
 
+#: Ends the name of a service's control port in `PortClaim.service`.
+CONTROL = " (control)"
 #: Ports that `free_port` has returned in this process.
 _returned: set[int] = set()
 
@@ -25,30 +27,41 @@ class PortClaim:
 
 
 def check_ports(claims: Iterable[PortClaim]) -> None:
-    """Raise CommandError when a port is taken or two services claim the same one. The message names service, port and flag."""
+    """Raise CommandError when ports are taken or two services claim the same one. The message names services, ports and flags."""
     first: dict[int, PortClaim] = {}
+    taken: dict[str, PortClaim] = {}
     for claim in claims:
         other = first.setdefault(claim.port, claim)
         if other is not claim:
             raise CommandError(
                 f"port {claim.port} is wanted by both the {other.service} ({other.flag}) and the {claim.service} ({claim.flag})"
             )
-        _check(claim)
+        if _is_taken(claim):
+            taken[claim.service] = claim
+    # A control port moves with the port of its service.
+    moved = [
+        claim for name, claim in taken.items() if name.removesuffix(CONTROL) == name or name.removesuffix(CONTROL) not in taken
+    ]
+    if len(moved) > 1:
+        listed = ", ".join(f"{claim.port} of the {claim.service} ({claim.flag})" for claim in moved)
+        raise CommandError(f"ports are taken: {listed}; choose others, or 0 for free ones")
+    for claim in moved:
+        raise CommandError(
+            f"port {claim.port} of the {claim.service} is taken ({claim.host}:{claim.port}); choose another: {claim.flag}"
+        )
 
 
-def _check(claim: PortClaim) -> None:
+def _is_taken(claim: PortClaim) -> bool:
     try:
         _bind(claim.host, claim.port).close()
+        return False
     except socket.gaierror as error:
         raise CommandError(f"the {claim.service} cannot listen on {claim.host}: no such host") from error
     except OSError as error:
-        where = f"{claim.host}:{claim.port}"
         if error.errno == errno.EADDRINUSE:
-            raise CommandError(
-                f"port {claim.port} of the {claim.service} is taken ({where}); choose another: {claim.flag}"
-            ) from error
+            return True
         raise CommandError(
-            f"the {claim.service} cannot listen on {where}: {error.strerror}; choose another port: {claim.flag}"
+            f"the {claim.service} cannot listen on {claim.host}:{claim.port}: {error.strerror}; choose another port: {claim.flag}"
         ) from error
 
 

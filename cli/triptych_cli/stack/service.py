@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from triptych_common.settings import GrpcServiceSettings, ServiceSettings
 
-from triptych_cli.stack.ports import PortClaim, connect_host, free_port
+from triptych_cli.stack.ports import CONTROL, PortClaim, connect_host, free_port
 from triptych_cli.stack.probes import grpc_ready, http_ready
 from triptych_cli.stack.service_flags import has_flag, parse_settings, secrets_apart
 from triptych_cli.stack.supervisor import STOP_GRACE_S, ServiceSpec
@@ -128,7 +128,7 @@ def port_claims(services: Sequence[Service]) -> list[PortClaim]:
             claims.append(PortClaim("gateway (gRPC)", settings.host, int(service.grpc_address.rpartition(":")[2]), "--grpc-port"))
         if isinstance(settings, GrpcServiceSettings):
             flag = f"--{service.kind}.control-port"
-            claims.append(PortClaim(f"{service.name} (control)", settings.control_host, settings.resolved_control_port, flag))
+            claims.append(PortClaim(f"{service.name}{CONTROL}", settings.control_host, settings.resolved_control_port, flag))
             for what, port in (("metrics", settings.metrics_port), ("health", settings.health_port)):
                 if port:
                     claims.append(PortClaim(f"{service.name} ({what})", settings.host, port, f"--{service.kind}.{what}-port"))

@@ -151,7 +151,9 @@ def resolve_model(model: str, patterns: tuple[str, ...] = TOKENIZER_PATTERNS) ->
 
 def _from_hub(model: str, patterns: tuple[str, ...]) -> Path:
     known = f"known built-in names: {', '.join(sorted(BUILTIN_MODELS))}"
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+    if model.startswith((".", "/", "~")) or model.endswith(".gguf"):
+        raise StartupError(f"there is no directory and no GGUF file {model}")
+    if model.count("/") != 1:
         raise StartupError(f"{model!r} is neither a directory nor a GGUF file nor a built-in name nor a hub id (org/name); {known}")
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

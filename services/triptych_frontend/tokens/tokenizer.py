@@ -55,6 +55,10 @@ class Tokenizer:
         try:
             hf = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
         except (OSError, ValueError, KeyError, ImportError) as error:
+            if not (path / "tokenizer.json").is_file():
+                raise StartupError(
+                    f"{path} has no tokenizer.json (a fast tokenizer), and none can be made from its files"
+                ) from error
             raise StartupError(f"cannot load the tokenizer in {path}: {str(error).splitlines()[0]}") from error
         if getattr(hf, "backend_tokenizer", None) is None:
             raise StartupError(f"{path} has no tokenizer.json (a fast tokenizer); {type(hf).__name__} is not supported")

@@ -9,7 +9,9 @@ import re
 from pathlib import Path
 
 import pytest
+from support.drivers.grpc_port import grpc_port_of
 from support.fakes.echo_frontend import echo_frontend
+from support.fakes.frontend import FakeFrontend
 from triptych import Client
 from triptych.errors import InvalidRequestError
 from triptych_cli.chat.command import chat, run
@@ -94,6 +96,12 @@ async def test_a_proxy_for_the_web_is_not_asked(monkeypatch: pytest.MonkeyPatch)
 def test_nothing_there_is_one_clear_line() -> None:
     with pytest.raises(CommandError, match=r"nobody answers at 127\.0\.0\.1:1; start one with `triptych serve`"):
         chat("127.0.0.1:1", stdin=io.StringIO("hello\n"))
+
+
+async def test_a_gateway_that_wants_a_key_says_where_to_give_it() -> None:
+    async with grpc_port_of(FakeFrontend(), api_key="secret") as port:
+        with pytest.raises(CommandError, match=r"an API key is needed: .*; give it in TRIPTYCH_API_KEY, or as --api-key-file FILE"):
+            await asyncio.to_thread(chat, port.address, stdin=io.StringIO("hello\n"))
 
 
 async def test_reasoning_is_apart_on_a_terminal_and_absent_from_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:

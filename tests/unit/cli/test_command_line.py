@@ -229,6 +229,27 @@ def test_a_taken_port_is_told_with_service_and_flag() -> None:
     assert output == f"triptych: port {port} of the gateway is taken (127.0.0.1:{port}); choose another: --port\n"
 
 
+def test_all_taken_ports_are_told_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        ports = [listener.getsockname()[1] for listener in (one, two)]
+        code, output = run(
+            "serve", "--port", str(ports[0]), "--engine-port", str(ports[1]), "--grpc-port", "0", "--frontend-port", "0"
+        )
+    assert code == 1
+    told = {f"{ports[0]} of the gateway (--port)", f"{ports[1]} of the engine (--engine-port)"}
+    assert set(output.removeprefix("triptych: ports are taken: ").partition(";")[0].split(", ")) == told
+
+
+def test_the_control_port_of_a_taken_port_is_not_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        main, control = (listener.getsockname()[1] for listener in (one, two))
+        claims = [PortClaim("engine", "127.0.0.1", main, "--a"), PortClaim("engine (control)", "127.0.0.1", control, "--b")]
+        with pytest.raises(CommandError, match=rf"port {main} of the engine is taken .*; choose another: --a$"):
+            check_ports(claims)
+        with pytest.raises(CommandError, match=rf"port {control} of the engine \(control\) is taken .*; choose another: --b$"):
+            check_ports(claims[1:])
+
+
 def test_a_free_port_is_given_once() -> None:
     ports = [free_port("127.0.0.1") for _ in range(1000)]
     assert len(set(ports)) == 1000, "or one service's control port is another's port"
@@ -275,11 +296,23 @@ def test_little_memory_is_told_before_a_model_is_loaded(available: int, is_warne
     assert ("org/a[b] needs about 4.0 GB of memory, and 3.0 GB are free: the system" in out.getvalue()) == is_warned
 
 
+@pytest.mark.parametrize(
+    ("flags", "variable"),
+    [(["--api-keys-file", "keys.json"], "TRIPTYCH_API_KEY"), (["--api-key", "k"], "TRIPTYCH_GATEWAY_API_KEY")],
+)
+def test_the_announced_request_has_the_variable_of_the_key(
+    flags: list[str], variable: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *services, gateway = plan(ServeOptions("some/model"), {"gateway": flags}, with_encoder=False)
+    announce([Prepared(ServeOptions("some/model"), True, False, Needs(0, 0), services)], gateway, 1.0)
+    assert f'-H "Authorization: Bearer ${variable}"' in capsys.readouterr().out
+
+
 def test_the_curl_line_trusts_the_authority_of_the_certificate() -> None:
     line = curl_line("https://127.0.0.1:8000", "m", authority=Path("my certs/https/ca.crt"))
     assert line.startswith("curl --cacert 'my certs/https/ca.crt' https://127.0.0.1:8000/v1/")
 
 
 def test_the_curl_line_shows_no_key() -> None:
-    assert "$TRIPTYCH_GATEWAY_API_KEY" in curl_line("http://127.0.0.1:8000", "m", has_key=True)
+    assert '"Authorization: Bearer $TRIPTYCH_API_KEY"' in curl_line("http://127.0.0.1:8000", "m", key="TRIPTYCH_API_KEY")
     assert "Authorization" not in curl_line("http://127.0.0.1:8000", "m")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,13 @@ def test_a_bad_setting_stops_the_start_and_is_named(args: list[str], environment
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_model_without_tokenizer_is_named(tmp_path: Path) -> None:
+    shutil.copytree(small_model_dir(), tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
+    done = _run("-m", "triptych_frontend", "--model", str(tmp_path / "model"))
+    assert done.returncode == 1
+    assert f"{tmp_path / 'model'} has no tokenizer.json (a fast tokenizer), and none can be made from its files" in done.stderr
 
 
 def test_a_signal_ends_the_process_with_zero() -> None:
