@@ -27,7 +27,9 @@ class EncoderSettings(MediaLimitSettings):
         Literal["auto", "bfloat16", "float16", "float32"],
         Field(description="Dtype of the embeddings; auto takes the checkpoint's."),
     ] = "auto"
-    device: Annotated[str, Field(description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")] = "auto"
+    device: Annotated[
+        str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")
+    ] = "auto"
     num_threads: Annotated[
         int | None,
         Field(

@@ -115,7 +115,9 @@ class EngineSettings(GrpcServiceSettings):
             "words."
         ),
     ] = None
-    device: Annotated[str, Field(description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")] = "auto"
+    device: Annotated[
+        str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu or cuda[:N]; auto takes a GPU where there is one.")
+    ] = "auto"
     attention: Annotated[
         Literal["auto", "cpu", "cuda", "torch"],
         Field(description="Attention backend; auto takes the device's, and plain torch where that does not take the model."),

@@ -22,6 +22,14 @@ Ask it, when the gateway is ready:
 
 WARNING: the gateway answers everybody. Set gateway.apiKeysSecret, or gateway.secretSettings.api_key.
 {{- end }}
+{{- if and $keyed (not .Values.tests.apiKeySecret.name) }}
+
+WARNING: the gateway has API keys, and `helm test` has none: set tests.apiKeySecret.
+{{- end }}
+{{- if and .Values.keda.enabled (not .Values.monitoring.serviceMonitor.enabled) }}
+
+WARNING: KEDA scales by metrics with the labels namespace and service, and there is no ServiceMonitor that sets them. Set monitoring.serviceMonitor.enabled, unless your Prometheus finds the pods otherwise.
+{{- end }}
 {{- with .Values.monitoring.serviceMonitor }}
 {{- if and .enabled $keyed (not .apiKeySecret.name) }}
 
@@ -47,6 +55,10 @@ WARNING: tls.enabled is false, so that the services speak plaintext and let ever
 WARNING: there are several gateways, and each keeps its own {{ $setting }} in memory. Set {{ $setting }} to a Redis that all share.
 {{- end }}
 {{- end }}
+{{- end }}
+{{- if not .Values.image.registry }}
+
+The images' names have no registry (image.registry), so that nodes which do not have them ask Docker Hub.
 {{- end }}
 {{- $unnamed := false }}
 {{- range include "triptych.components" . | fromJsonArray }}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,11 @@ def test_a_claim_without_class_is_mentioned(notes: Any) -> None:
         assert "StorageClass" not in notes(storage=storage)
 
 
+def test_images_without_registry_are_mentioned(notes: Any) -> None:
+    assert "ask Docker Hub" in notes()
+    assert "ask Docker Hub" not in notes(image={"registry": "registry.example.com/triptych"})
+
+
 def test_where_the_ingress_is(notes: Any) -> None:
     text = notes(ingress={"enabled": True, "hosts": ["x.example.com"], "tlsSecret": "host"})
     assert "https://x.example.com/v1" in text
@@ -55,6 +61,9 @@ def test_warnings(notes: Any) -> None:
     (no_keys,) = warnings(notes())
     assert no_keys == "the gateway answers everybody. Set gateway.apiKeysSecret, or gateway.secretSettings.api_key."
     keys = {"apiKeysSecret": {"name": "keys"}}
+    (no_key,) = warnings(notes(gateway=keys))
+    assert "`helm test` has none: set tests.apiKeySecret" in no_key
+    notes = partial(notes, tests={"apiKeySecret": {"name": "key"}})
     assert not warnings(notes(gateway=keys))
     (plaintext,) = warnings(notes(gateway=keys, tls={"enabled": False}))
     assert "tls.enabled is false" in plaintext
@@ -66,6 +75,9 @@ def test_warnings(notes: Any) -> None:
     assert one_node.startswith("the claim of smollm2-135m-vision is ReadWriteOnce: all pods of the model run on one node.")
     many_nodes = {"pvc": {"accessModes": ["ReadWriteMany"]}}
     assert not warnings(notes(gateway=keys, engine={"replicas": 2}, storage=many_nodes))
+    (no_metrics,) = warnings(notes(gateway=keys, keda={"enabled": True}, storage=many_nodes))
+    assert "there is no ServiceMonitor" in no_metrics
+    notes = partial(notes, monitoring={"serviceMonitor": {"enabled": True, "apiKeySecret": {"name": "key"}}})
     assert not warnings(notes(gateway=keys, keda={"enabled": True}, storage=many_nodes))
     scaled = {**keys, "scaling": {"maxReplicas": 2}}
     stores = warnings(notes(gateway=scaled, keda={"enabled": True}, storage=many_nodes))
