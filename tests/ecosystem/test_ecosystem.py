@@ -27,7 +27,7 @@ PROGRAMS = Path(__file__).with_name("programs")
 PICTURE = Path(__file__).parents[2] / "examples" / "three-shapes.png"
 #: Program -> its packages. Each has an environment of its own, because they disagree about the version of `openai`.
 FRAMEWORKS = {
-    "langchain_app.py": ("langchain-openai>=1",),
+    "langchain_app.py": ("langchain-openai>=1", "numpy"),
     "litellm_app.py": ("litellm>=1.80", "mcp"),
     "instructor_app.py": ("instructor>=1.14",),
     "pydantic_ai_app.py": ("pydantic-ai-slim[openai]>=2",),
@@ -112,13 +112,14 @@ def test_framework(program: str, served: Stack, cache: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_program_of_a_page(page: str, served: Stack, cache: Path) -> None:
+def test_programs_of_a_page(page: str, two_models: Stack, cache: Path) -> None:
     program = PAGES[page]
     python = python_environment(cache / program.removesuffix(".py"), *FRAMEWORKS[program])
     text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    printed = run(python, "-c", shown.replace("http://127.0.0.1:8000", served.url), NO_PROXY="127.0.0.1")
-    assert "Paris" in printed.splitlines()[0]
+    for shown in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        printed = run(python, "-c", shown.replace("http://127.0.0.1:8000", two_models.url), NO_PROXY="127.0.0.1")
+        (right,) = re.findall(r"^print.*  # (.+)$", shown, re.MULTILINE) or ["Paris"]
+        assert right in printed.splitlines()[0]
 
 
 @pytest.mark.parametrize("program", AGENTS)
