@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.status import Status
 from triptych.errors import StartupError
 from triptych.installation import install_command
 from triptych_common.model.store import (
@@ -98,7 +99,7 @@ def fetch_joined(model: JoinedModel, console: Console, convert: Converter | None
         text_model, _ = fetch_builtin(model.text_model, console, convert)
         part = VISION_PARTS / model.name
         checkpoint = _fresh(work)
-        with console.status(f"joining {model.text_model.name} with its vision part"):
+        with _status(console, f"joining {model.text_model.name} with its vision part"):
             _run_module("triptych_cli.models.join_vision", text_model, part, checkpoint, failure=f"cannot make {model.name}")
         provenance = {"version": model.version, "vision_sha256": _sha256(part / VISION_WEIGHTS), "license": model.license}
         text_provenance = json.loads((text_model / PROVENANCE_FILE).read_text())
@@ -249,10 +250,17 @@ def _converter(console: Console, program: str) -> Converter:
 
     def convert(gguf: Path, out: Path) -> None:
         what = "converting the weights to bf16 safetensors" if program == "convert_gguf" else f"reading {gguf.name}"
-        with console.status(what):
+        with _status(console, what):
             _run_module(f"triptych_cli.models.{program}", gguf, out, failure=f"cannot read {gguf}")
 
     return convert
+
+
+def _status(console: Console, what: str) -> Status:
+    """Says what takes long: a spinner on a terminal, elsewhere a line."""
+    if not console.is_terminal:
+        console.print(what, soft_wrap=True)
+    return console.status(what)
 
 
 def _run_module(module: str, *paths: Path, failure: str) -> None:

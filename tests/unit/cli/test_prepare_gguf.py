@@ -90,6 +90,15 @@ def test_another_architecture_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
         fetch(str(tmp_path / "tiny.gguf"), quiet())
 
 
+def test_where_no_terminal_shows_a_spinner_a_line_says_what_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "tiny.gguf", "llama", ["Q8_0"], pre="qwen2")
+    console = quiet()
+    fetch(str(tmp_path / "tiny.gguf"), console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert said.startswith("reading tiny.gguf\ntiny.gguf is in ")
+
+
 def test_a_file_is_prepared_once_and_found_after_it_was_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path / "cache"))
     file, moved = tmp_path / "tiny.gguf", tmp_path / "elsewhere" / "tiny.gguf"
