@@ -304,7 +304,7 @@ def test_the_announced_request_has_the_variable_of_the_key(
     flags: list[str], variable: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     *services, gateway = plan(ServeOptions("some/model"), {"gateway": flags}, with_encoder=False)
-    announce([Prepared(ServeOptions("some/model"), True, False, Needs(0, 0), services)], gateway, 1.0)
+    announce([Prepared(ServeOptions("some/model"), True, False, False, Needs(0, 0), services)], gateway, 1.0)
     assert f'-H "Authorization: Bearer ${variable}"' in capsys.readouterr().out
 
 
