@@ -1,4 +1,4 @@
-"""Hybrid models with random weights: the engine's step loop beside transformers' own `generate`, and a prefix that is found.
+"""Hybrid models, and a mixture of experts, with random weights: the engine's step loop beside transformers' own `generate`, and a prefix that is found.
 
     python -m benchmarks.hybrids
     python -m benchmarks.hybrids --shapes lfm2 --streams 1 8 --max-tokens 64
@@ -75,6 +75,17 @@ def _shapes() -> dict[str, PretrainedConfig]:
             block_auto_adjust_ff_dim=False,
             num_attention_heads=16,
             num_key_value_heads=8,
+        ),
+        "qwen3-moe": transformers.Qwen3MoeConfig(
+            **_COMMON,
+            num_hidden_layers=16,
+            intermediate_size=3072,
+            num_attention_heads=16,
+            num_key_value_heads=4,
+            head_dim=64,
+            num_experts=64,
+            num_experts_per_tok=8,
+            moe_intermediate_size=384,
         ),
     }
 
@@ -164,7 +175,8 @@ def run(args: argparse.Namespace) -> dict:
             save_model(Path(folder), config)
             engine = Engine(Path(folder), args.kv_cache_memory, args.serve_args)
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
-            state_bytes = engine.loaded.runner._model.recurrent.state_bytes  # type: ignore[union-attr]
+            recurrent = engine.loaded.runner._model.recurrent  # type: ignore[union-attr]
+            state_bytes = 0 if recurrent is None else recurrent.state_bytes
             size = {"num_parameters": model.num_parameters(), "state_bytes": state_bytes}
             print(f"{name}: {size['num_parameters'] / 1e6:.0f} M parameters, {state_bytes / 1e6:.1f} MB of state", flush=True)
             result = {"shape": name, **size, "config": config.to_diff_dict(), "runs": measure(engine, model, args)}
