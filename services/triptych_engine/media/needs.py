@@ -8,7 +8,7 @@ fetch them again later. So the highest-ranked request always gets what it needs 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -44,11 +44,6 @@ class Need:
     missing: deque[MediaItem] = field(default_factory=deque)  # not held yet, in the order of the prompt
     computed: set[MediaItem] = field(default_factory=set)  # items whose tokens were all computed at least once
 
-    @property
-    def rank(self) -> tuple[bool, tuple[int, int]]:
-        """Requests with a smaller value are served first."""
-        return not self.request.is_running, self.request.queue_key
-
 
 def _needed(request: MediaRequest, start: int) -> Iterable[MediaItem]:
     """The items that a request needs to be computed from `start` on, in the order of the prompt."""
@@ -66,6 +61,9 @@ class MediaNeeds:
 
     def __init__(self, cache: EmbeddingCache) -> None:
         self.cache = cache
+        #: Whether a request goes before all others that wait. Those that are tried alone do: meanwhile nothing else is computed, so
+        #: the others would never give their room back.
+        self.goes_first: Callable[[MediaRequest], bool] = lambda request: False
         self._needs: dict[str, Need] = {}  # request_id -> need of a live request with media
         self._changed = False  # since the last `acquire`
 
@@ -147,7 +145,7 @@ class MediaNeeds:
         served = []
         while self._changed:  # repeat after room was taken from a request
             self._changed = False
-            for need in sorted((need for need in self._needs.values() if need.missing), key=lambda need: need.rank):
+            for need in sorted((need for need in self._needs.values() if need.missing), key=self._rank):
                 while need.missing and self._hold(need.missing[0], need):
                     if self.cache.embeddings(need.missing.popleft()) is not None:
                         served.append(need.request.request_id)
@@ -155,12 +153,17 @@ class MediaNeeds:
                     break  # a lower-ranked request must not take the room that this one waits for
         return served
 
+    def _rank(self, need: Need) -> tuple[bool, bool, tuple[int, int]]:
+        """Requests with a smaller value are served first."""
+        request = need.request
+        return not request.is_running, not self.goes_first(request), request.queue_key
+
     def _hold(self, item: MediaItem, need: Need) -> bool:
         if self.cache.has_room(item):
             return self.cache.hold(item, need.request.request_id)
         holders = [self._needs[request_id] for request_id in self.cache.user_ids()]
-        for victim in sorted(holders, key=lambda holder: holder.rank, reverse=True):
-            if victim.rank <= need.rank:
+        for victim in sorted(holders, key=self._rank, reverse=True):
+            if self._rank(victim) <= self._rank(need):
                 break
             self.want(victim.request, victim.start)
             if self.cache.has_room(item):

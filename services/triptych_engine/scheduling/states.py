@@ -61,6 +61,7 @@ class RequestStates:
         kv_cache.on_settled = self._unpark_followers
         self.running: list[Request] = []  # by queue_key
         self.suspects = Suspects()
+        media.goes_first = self.suspects.__contains__
         self.in_flight = StepsInFlight()
         self.dropped: list[str] = []  # ids that the executor knows and must drop
         self.num_preemptions = 0

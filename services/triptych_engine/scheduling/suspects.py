@@ -23,7 +23,7 @@ class Suspects:
     def __bool__(self) -> bool:
         return bool(self.left)
 
-    def __contains__(self, request: Request) -> bool:
+    def __contains__(self, request: object) -> bool:
         return request in self.left
 
     def lost(self, concerned: Collection[Request]) -> list[Request]:

@@ -239,6 +239,28 @@ def test_media_are_computed_again(async_scheduling: bool):
     assert loop.tokens["r"] == expected_output(seen(request.prompt_token_ids, request.media), request.sampling)
 
 
+def test_a_request_that_is_tried_alone_gets_room_for_its_embeddings(async_scheduling: bool):
+    """Meanwhile nothing else is computed, so one that goes before it would keep the room for ever."""
+    loop = Loop(async_scheduling, max_embeddings=5)
+    suspect, other = a_media_request("suspect", [1, (b"b", (5,))]), a_media_request("other", [1, (b"a", (3,))])
+    suspect.priority = 1
+
+    def fetch() -> None:
+        for order in loop.scheduler.take_fetches()[0]:
+            loop.scheduler.arrive(order.number, fake_embeddings(order.key, order.num_tokens))
+
+    loop.scheduler.add(suspect)
+    fetch()
+    loop.runner.lose_in_steps = 1
+    loop.steps(2 if async_scheduling else 1)
+    loop.scheduler.add(other)
+    for _ in range(9):
+        fetch()
+        loop.steps()
+    assert loop.runner.num_restores == 1
+    assert loop.last.keys() == {"suspect", "other"}
+
+
 def test_asleep_it_waits_to_be_woken(async_scheduling: bool):
     loop = Loop(async_scheduling)
     loop.core.start()
