@@ -132,7 +132,9 @@ def _cut(content: bytes, rule: CutRule) -> bytes:
     pieces = []
     for span in spans(levels, int(rule.shortest_s / FRAME_S), int(rule.longest_s / FRAME_S), rule.at_pauses):
         offset_s = max(span.start * FRAME_S, span.first * FRAME_S - _MARGIN_S)
-        until_s = min(span.end * FRAME_S, span.last * FRAME_S + _MARGIN_S) if span.end < len(levels) else duration_s
+        until_s = min(span.end * FRAME_S, span.last * FRAME_S + _MARGIN_S)
+        if span.end == len(levels):  # with the rest of the samples, less than a frame, unless the piece were too long with it
+            until_s = min(duration_s, offset_s + rule.longest_s)
         times = (round(delay_s + time_s, 3) for time_s in (span.first * FRAME_S, min(duration_s, span.last * FRAME_S), offset_s))
         pieces.append((*times, round(offset_s * _RATE), round(until_s * _RATE)))
     return orjson.dumps({"duration_s": duration_s, "pieces": pieces}) + b"\n" + samples

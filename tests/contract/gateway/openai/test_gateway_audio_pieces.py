@@ -109,6 +109,18 @@ async def test_a_long_file_is_cut_in_its_pauses() -> None:
     assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (90, 12, 102)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("length", [30.015, 30.019])
+async def test_a_piece_is_no_longer_than_what_models_take(length: float) -> None:
+    """Files of thirty seconds are a little longer in some formats. Whisper refuses more."""
+    frontend = FakeFrontend()
+    async with gateway_client(frontend) as client:
+        files = {"file": ("a.wav", talk(length))}
+        assert (await client.post("/v1/audio/transcriptions", data={"model": MODEL.name}, files=files)).status_code == 200
+    lengths = [seconds(frontend, request) for request in frontend.requests]
+    assert max(lengths) <= 30.0
+    assert sum(lengths) == pytest.approx(length, abs=0.02)
+
+
 async def test_a_file_of_thirty_seconds_is_sent_as_it_is() -> None:
     frontend, content = FakeFrontend(), talk(14, 15, kind="OGG")
     async with gateway_client(frontend) as client:
