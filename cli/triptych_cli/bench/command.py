@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import http.client
 import json
 import ssl
 import sys
@@ -167,7 +168,7 @@ def _first_model(url: str, key: str | None, tls: ssl.SSLContext | None) -> str:
             source = "give it with --api-key-file or in TRIPTYCH_API_KEY"
             raise CommandError(f"{url} answers with status 401: the key is missing or wrong; {source}") from error
         raise CommandError(f"{url}/v1/models answers with status {error.code}; name the model with --model") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise CommandError(f"no server answers at {url}: {getattr(error, 'reason', error)}") from error
     except (LookupError, TypeError) as error:
         raise CommandError(f"{url}/v1/models lists no model; name one with --model") from error

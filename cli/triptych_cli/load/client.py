@@ -132,8 +132,10 @@ async def answer_to(target: Target, request: Request) -> Answer:
     if not reader.pieces_s:
         raise RequestFailedError("no text")
     usage, pieces_s = reader.usage, reader.pieces_s
-    num_output_tokens = usage.get("completion_tokens") or len(pieces_s)
-    return Answer(sent_s, pieces_s, usage.get("prompt_tokens", 0), num_output_tokens, usage, reader.extension)
+    num_prompt_tokens, num_output_tokens = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or len(pieces_s)
+    if not isinstance(num_prompt_tokens, int) or not isinstance(num_output_tokens, int):
+        raise RequestFailedError(f"usage without numbers: {usage}")
+    return Answer(sent_s, pieces_s, num_prompt_tokens, num_output_tokens, usage, reader.extension)
 
 
 class _Reader(asyncio.Protocol):
@@ -195,12 +197,15 @@ class _Reader(asyncio.Protocol):
             self._is_done = True
             return
         message = orjson.loads(data)
-        if "error" in message:
-            raise RequestFailedError(f"error event: {message['error']}")
-        self.usage = message.get("usage") or self.usage
-        self.extension = message.get("triptych") or self.extension
-        if any(map(_has_text, message.get("choices") or ())):
-            self.pieces_s.append(time.perf_counter())
+        try:
+            if "error" in message:
+                raise RequestFailedError(f"error event: {message['error']}")
+            self.usage = {**(message.get("usage") or self.usage)}
+            self.extension = message.get("triptych") or self.extension
+            if any(map(_has_text, message.get("choices") or ())):
+                self.pieces_s.append(time.perf_counter())
+        except (AttributeError, TypeError) as error:
+            raise RequestFailedError(f"an event is not as OpenAI's: {data.decode(errors='replace')[:150]}") from error
 
     def _end(self, error: Exception | None) -> None:
         if self.ended.done():

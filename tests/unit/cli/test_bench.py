@@ -178,6 +178,39 @@ async def test_requests_that_fail_are_told(tmp_path: Path) -> None:
         await measured(Server(fails_from=1), concurrency="1")
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        5,
+        {"choices": [None]},
+        {"choices": [{"text": "a"}], "usage": [1]},
+        {"choices": [{"text": "a"}], "usage": {"prompt_tokens": "x"}},
+    ],
+)
+async def test_events_that_are_not_openais_fail_their_request(event: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server()
+    original = server._send
+
+    async def send(response: web.StreamResponse, given: dict[str, Any]) -> None:
+        await original(response, event if len(server.bodies) > 4 else given)
+
+    monkeypatch.setattr(server, "_send", send)
+    code, text = await measured(server, concurrency="1")
+    assert code == 1
+    assert re.search(r"^1: 2 failed: RequestFailedError: (an event is not as|usage without numbers)", text, re.MULTILINE)
+
+
+async def test_a_server_that_does_not_speak_http() -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(CommandError, match="no server answers at http"):
+            await asyncio.to_thread(bench, replace(OPTIONS, url=url))
+
+
 async def test_a_key_and_a_certificate(tmp_path: Path) -> None:
     authority, context = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(context)
@@ -234,6 +267,7 @@ WRONG = [
     ({"goodput": ["speed:5"]}, "--goodput is NAME:MILLISECONDS"),
     ({"url": "https://127.0.0.1:1", "cacert": Path("/nowhere")}, "cannot read /nowhere as a certificate"),
     ({}, "no server answers at http://127.0.0.1:1"),
+    ({"url": "http://127.0.0.1:one"}, "no server answers at http://127.0.0.1:one"),
 ]
 
 
