@@ -57,6 +57,10 @@ for (const [name, [break_, said]] of Object.entries({
     (file) => { file.chats[0].all[0].media[0].dataUrl = "https://example.com/a.png"; },
     "chats[0].all[0].media[0].dataUrl is not a data: URL in base64.",
   ],
+  "media that cannot be decoded": [
+    (file) => { file.chats[0].all[0].media[0].dataUrl = "data:image/png;base64,A"; },
+    "chats[0].all[0].media[0].dataUrl is not a data: URL in base64.",
+  ],
   "a message that is nothing": [(file) => { file.chats[0].all[0] = null; }, "chats[0].all[0].parent is not an earlier message."],
 })) {
   test(`${name} is refused`, () => {

@@ -56,10 +56,15 @@ function mediaOf(place) {
   return (value, index) => {
     const at = `${place}[${index}]`;
     if (!MEDIA.includes(value?.kind)) throw wrong(`${at}.kind`, MEDIA.join(", "));
-    if (typeof value.dataUrl !== "string" || !DATA_URL.test(value.dataUrl)) throw wrong(`${at}.dataUrl`, "a data: URL in base64");
+    if (typeof value.dataUrl !== "string" || !isDataUrl(value.dataUrl)) throw wrong(`${at}.dataUrl`, "a data: URL in base64");
     const { kind, dataUrl } = value;
     return { kind, name: textOf(value.name, `${at}.name`), format: orNull(textOf, value.format, `${at}.format`), dataUrl };
   };
+}
+
+/** Whether the browser decodes it. Base64 has four letters for three bytes. */
+function isDataUrl(text) {
+  return DATA_URL.test(text) && (text.length - text.indexOf(",") - 1) % 4 === 0;
 }
 
 function callOf(place) {
