@@ -27,7 +27,7 @@ struct ExpertsArgs {
   const PackedWeight* gate_up;  // [experts], hidden -> 2 * inner
   const PackedWeight* down;     // [experts], inner -> hidden
   float* out;                   // [rows, hidden]: of each token the sum of its experts' results, times their shares, in their order
-  float* workspace;             // [rows * top_k rounded up to 16, experts_workspace]
+  float* workspace;             // [rows * top_k + 15, rounded up to 16, experts_workspace]
   int64_t rows, top_k, num_experts;
   float alpha, limit;
   int32_t activation;

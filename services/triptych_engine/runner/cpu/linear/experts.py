@@ -47,7 +47,9 @@ class KernelExperts(ExpertModules):
             down=ctypes.addressof(down), out=out.data_ptr(), rows=len(x), top_k=chosen.shape[1], num_experts=len(gate_up),
             alpha=alpha, limit=limit, activation=kind,
         )  # fmt: skip
-        args.workspace = self._kernels.workspace(chosen.numel(), self._kernels.experts_workspace[form](ctypes.byref(args)))
+        words = self._kernels.experts_workspace[form](ctypes.byref(args))
+        # The last expert's rows may begin anywhere, and products read a multiple of 16.
+        args.workspace = self._kernels.workspace(chosen.numel() + 15, words)
         self._kernels.experts[form](ctypes.byref(args))
         return out.to(hidden_states.dtype)
 
