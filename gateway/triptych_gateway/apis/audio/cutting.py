@@ -26,6 +26,8 @@ _MARGIN_S = 0.2
 _MAX_PIXELS = 1 << 24
 #: Least bytes of a second of speech in any format: AMR has 594.
 _LEAST_BYTES_PER_S = 512
+#: What is read of a WAV file to find its length. Its parts may be as short as eight bytes, and are read on the event loop.
+_HEADER_BYTES = 4096
 #: What Python runs in the process, before the numbers of the rule.
 _COMMAND = ("-m", "triptych_gateway.apis.audio.cutting")
 
@@ -94,8 +96,9 @@ def is_short(content: bytes, longest_s: float) -> bool:
     if len(content) <= longest_s * _LEAST_BYTES_PER_S:
         return True
     try:
-        with wave.open(io.BytesIO(content)) as file:
-            return file.getnframes() <= longest_s * file.getframerate()
+        with wave.open(io.BytesIO(content[:_HEADER_BYTES])) as file:
+            # One that was written as it was made may say 0.
+            return 0 < file.getnframes() <= longest_s * file.getframerate()
     except (wave.Error, EOFError, ValueError, RuntimeError):
         return False
 
