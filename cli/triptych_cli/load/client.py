@@ -200,7 +200,8 @@ class _Reader(asyncio.Protocol):
         try:
             if "error" in message:
                 raise RequestFailedError(f"error event: {message['error']}")
-            self.usage = {**(message.get("usage") or self.usage)}
+            if usage := message.get("usage"):
+                self.usage = {**usage}
             self.extension = message.get("triptych") or self.extension
             if any(map(_has_text, message.get("choices") or ())):
                 self.pieces_s.append(time.perf_counter())
