@@ -40,7 +40,7 @@ class KernelExperts(ExpertModules):
         if self._kind is None or (packed := self._packed()) is None:
             return super().forward(hidden_states, top_k_index, top_k_weights)
         form, gate_up, down = packed
-        x, chosen, shares = hidden_states.float().contiguous(), top_k_index.contiguous(), top_k_weights.float().contiguous()
+        x, chosen, shares = hidden_states.float().contiguous(), top_k_index.long().contiguous(), top_k_weights.float().contiguous()
         out, (kind, alpha, limit) = torch.empty(len(x), down[0].out_features), self._kind
         args = ExpertsArgs(
             x=x.data_ptr(), chosen=chosen.data_ptr(), shares=shares.data_ptr(), gate_up=ctypes.addressof(gate_up),
