@@ -1,4 +1,5 @@
-"""Hybrid models, and a mixture of experts, with random weights: the engine's step loop beside transformers' own `generate`, and a prefix that is found.
+"""Hybrid models, and a mixture of experts, with random weights: the engine beside transformers' own `generate`, and a prefix that
+is found.
 
     python -m benchmarks.hybrids
     python -m benchmarks.hybrids --shapes lfm2 --streams 1 8 --max-tokens 64
@@ -175,7 +176,7 @@ def run(args: argparse.Namespace) -> dict:
             save_model(Path(folder), config)
             engine = Engine(Path(folder), args.kv_cache_memory, args.serve_args)
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
-            recurrent = engine.loaded.runner._model.recurrent  # type: ignore[union-attr]
+            recurrent = engine.loaded.runner._model.recurrent
             state_bytes = 0 if recurrent is None else recurrent.state_bytes
             size = {"num_parameters": model.num_parameters(), "state_bytes": state_bytes}
             print(f"{name}: {size['num_parameters'] / 1e6:.0f} M parameters, {state_bytes / 1e6:.1f} MB of state", flush=True)

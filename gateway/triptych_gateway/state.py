@@ -34,7 +34,9 @@ from triptych_gateway.stores.opening import FileStores, open_store
 from triptych_gateway.wire.errors import NotFoundError
 
 T = TypeVar("T")
-_MAX_PDF_READERS, _MAX_SPEECH_CUTTERS, _MAX_JOINS = 2, 2, 2
+_MAX_PDF_READERS, _MAX_JOINS = 2, 2
+#: Two hours of sound take 500 MB in the process that cuts them, and as much here until they are sent.
+_MAX_SPEECH_CUTTERS = 1
 
 
 class Port(Protocol):
