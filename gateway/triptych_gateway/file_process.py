@@ -10,9 +10,11 @@ import asyncio
 import logging
 import os
 import resource
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from subprocess import PIPE
 
 #: The exit code with which the process says on standard error why it does not read the file.
 _REFUSED = 3
@@ -44,19 +46,20 @@ async def read_in_process(command: Sequence[str], content: bytes, limits: Limits
     Raises:
         UnreadableError: the process refused the file, died of it, or took too long.
     """
-    pipe = asyncio.subprocess.PIPE
     # Threads of a library for matrices would reserve memory that counts.
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=pipe, stdout=pipe, stderr=pipe, env=env)
+    # Not by uvloop, which forks and so runs gRPC's handlers: with another thread within gRPC, the child died at once.
+    process = subprocess.Popen([sys.executable, *command], stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env)  # noqa: ASYNC220
     try:
-        async with asyncio.timeout(limits.timeout_s):
-            output, errors = await process.communicate(content)
-    except TimeoutError:
+        output, errors = await asyncio.to_thread(process.communicate, content, limits.timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        await asyncio.to_thread(process.communicate)  # closes the pipes
         raise UnreadableError(f"it takes longer than {limits.timeout_s:g} s to read") from None
     finally:
-        if process.returncode is None:
+        if process.poll() is None:
             process.kill()
-            await process.wait()
+            await asyncio.to_thread(process.wait)
     if process.returncode == 0:
         return output
     refused = process.returncode == _REFUSED
