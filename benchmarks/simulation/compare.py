@@ -1,14 +1,12 @@
-r"""Whether the simulator agrees with running services: the same workloads on both.
+"""Whether the simulator agrees with running services: the same workloads on both.
 
     python -m benchmarks.steps --costs-file costs.json -- --num-threads 1
     python -m benchmarks.simulation.compare --costs-file costs.json                      # engines with simulated steps
-    python -m benchmarks.simulation.compare --costs-file costs.json --beside-costs-file beside.json --computes -- \
-        --engine.kv-cache-memory 256M
+    python -m benchmarks.simulation.compare --costs-file costs.json --computes -- --engine.kv-cache-memory 256M
     python -m benchmarks.simulation.compare --costs-file costs.json --engines 64 --scale-rate 20
 
-With --computes, engines compute, on one core each. They share the machine's memory, so a step takes longer while the other engine
-computes: --beside-costs-file has the costs that two `benchmarks.steps` measured at once, each on a core of its own. Gateway,
-frontend and engines are started anew for each run, so all prefix caches are empty.
+With --computes, engines compute, on one core each. Gateway, frontend and engines are started anew for each run, so all prefix
+caches are empty.
 
 What requests and tokens cost outside of engine steps is fitted to the medians of one workload's runs (--fitted). The simulator then
 runs the others, which it has not seen, --orders times, each with another order of the requests that come at the same moment.
@@ -54,9 +52,7 @@ def run(args: argparse.Namespace) -> dict:
     kept = json.loads(args.real.read_text()) if args.real else {}
     real, discarded = (kept["real"], kept["discarded"]) if kept else _real_runs(args, engine, loads, limits)
     num_blocks = real[args.workloads[0]][0].get("num_blocks", args.blocks)
-    beside = SimulatedEngine.read(args.beside_costs_file) if args.beside_costs_file else None
     setup = Setup(engine.costs, num_blocks, args.engines, args.frontends, args.policy, _START)
-    setup = replace(setup, beside_costs=None if beside is None else beside.costs)
     if args.overheads:
         setup = replace(setup, overheads=Overheads(**json.loads(args.overheads.read_text())["overheads"]))
         error = None
@@ -74,7 +70,6 @@ def run(args: argparse.Namespace) -> dict:
         "load": {key: getattr(args, key) for key in keys}
         | {"overheads_from": args.overheads and args.overheads.name, "real_from": args.real and args.real.name},
         "costs": engine.model_dump(exclude={"num_blocks"}),
-        "beside_costs": beside and beside.model_dump(exclude={"num_blocks"}),
         "limits": asdict(limits),
         "workload_parameters": {name: asdict(WORKLOADS[name]) for name in args.workloads},
         "overheads": asdict(setup.overheads),
@@ -152,7 +147,6 @@ def print_run(name: str, run: dict) -> None:
 def parse_args() -> argparse.Namespace:
     parser = new_parser(__doc__)
     parser.add_argument("--costs-file", type=Path, required=True, help="of an engine, as benchmarks.steps writes it")
-    parser.add_argument("--beside-costs-file", type=Path, help="the same, measured while another engine computed")
     parser.add_argument("--computes", action="store_true", help="real engines compute, one thread and one core each")
     parser.add_argument("--model", default=TEXT_MODEL)
     parser.add_argument("--engines", type=int, default=2)

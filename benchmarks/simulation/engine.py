@@ -7,7 +7,7 @@ another engine is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -58,15 +58,11 @@ class VirtualEngine:
     Args:
         number: of the engine, from 0.
         settings: as of a real engine.
-        fleet: all engines, of which others may compute on the same machine.
     """
 
-    def __init__(
-        self, timeline: Timeline, setup: Setup, number: int, settings: EngineSettings, fleet: Sequence[VirtualEngine] = ()
-    ) -> None:
+    def __init__(self, timeline: Timeline, setup: Setup, number: int, settings: EngineSettings) -> None:
         self.number, self.address = number, f"engine-{number}:50053"
-        self._timeline, self._setup, self._settings, self._fleet = timeline, setup, settings, fleet
-        self.is_computing = False
+        self._timeline, self._setup, self._settings = timeline, setup, settings
         self.watchers: list[Watcher] = []
         #: Changes with each start, as an instance's id.
         self.life = 0
@@ -162,20 +158,16 @@ class VirtualEngine:
             is_off = scheduled.num_decoding > grid.max_decoding or scheduled.num_prompt_tokens > grid.max_prompt_tokens
             self.num_steps_off_grid += is_off
         self.busy_s += seconds
-        self.is_computing = True
         self._timeline.after(seconds, self._end_step, life, scheduled, seconds)
 
     def _step_s(self, scheduled: SchedulerOutput) -> float:
-        costs, beside = self._setup.costs, self._setup.beside_costs
-        if beside is not None and any(one.is_computing for one in self._fleet):
-            costs = beside
+        costs = self._setup.costs
         return costs.step_s(scheduled.num_decoding, scheduled.num_prompt_tokens) + sum(
             costs.attention_s(num_tokens, self._requests[request_id].num_scheduled_tokens - num_tokens)
             for request_id, num_tokens in scheduled.num_scheduled_tokens.items()
         )
 
     def _end_step(self, life: int, scheduled: SchedulerOutput, seconds: float) -> None:
-        self.is_computing = False
         if life != self.life or not self.is_up:
             return
         self._count_load()

@@ -50,7 +50,6 @@ class Setup:
     Attributes:
         costs: of a step of an engine.
         num_blocks: of each engine's KV cache.
-        beside_costs: of a step that begins while another engine computes on the same machine; None: the same.
         losses: (time in seconds, number of the engine) of engines that are lost.
         restart_s: time until a lost engine is back, with an empty cache; None: it does not come back.
         jitter_seed: draws the order in which requests of the same moment arrive: each takes 0.5 to 1.5 times `request_s`. None: all
@@ -69,4 +68,3 @@ class Setup:
     restart_s: float | None = None
     jitter_seed: int | None = None
     checks_every: int = 0
-    beside_costs: SimulatedCosts | None = None

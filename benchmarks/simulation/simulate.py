@@ -82,9 +82,7 @@ class Simulation:
     def __init__(self, setup: Setup, settings: EngineSettings | None = None) -> None:
         self.setup, self.timeline = setup, Timeline()
         settings = settings or EngineSettings()
-        self.engines: list[VirtualEngine] = []
-        for number in range(setup.num_engines):
-            self.engines.append(VirtualEngine(self.timeline, setup, number, settings, self.engines))
+        self.engines = [VirtualEngine(self.timeline, setup, number, settings) for number in range(setup.num_engines)]
         self.frontends = [VirtualFrontend(self.timeline, setup, self.engines, number) for number in range(setup.num_frontends)]
         self.records: list[Record] = []
         self.num_live = self.most_live = self.num_ended = 0

@@ -344,15 +344,6 @@ def test_a_step_of_any_size_has_a_time() -> None:
     assert costs.step_s(3, 1) == pytest.approx(0.023)
 
 
-def test_a_step_costs_more_while_another_engine_computes() -> None:
-    alone = a_setup(checks_every=0)
-    beside = replace(alone, beside_costs=SimulatedCosts(StepCosts(0.02, 0.001, 0.001)))
-    one = list(LOAD.conversations(0))[:1]
-    assert Simulation(beside).run(one) == Simulation(alone).run(one), "nobody else computes"
-    many = list(LOAD.conversations(0))
-    assert Simulation(beside).run(many)["token_p50_ms"] > Simulation(alone).run(many)["token_p50_ms"]
-
-
 @pytest.mark.parametrize(("computes", "name"), [(False, "host_step_s"), (True, "shared_step_s")])
 def test_the_fit_finds_what_is_outside_of_the_steps(computes: bool, name: str) -> None:
     conversations = list(LOAD.conversations(0))
