@@ -16,12 +16,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from subprocess import PIPE
 
-#: The exit code with which the process says on standard error why it does not read the file.
-_REFUSED = 3
-
 
 class UnreadableError(Exception):
     """The file cannot be read. The message says why."""
+
+
+class TooLargeError(UnreadableError):
+    """It can be read, but would take too long, or more than is allowed."""
+
+
+#: The exit codes with which the process says on standard error why it does not read the file.
+_REFUSED: dict[int, type[UnreadableError]] = {3: UnreadableError, 4: TooLargeError}
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,8 @@ async def read_in_process(command: Sequence[str], content: bytes, limits: Limits
         command: of Python, e.g. -m and a module that calls `serve_file`.
 
     Raises:
-        UnreadableError: the process refused the file, died of it, or took too long.
+        UnreadableError: the process refused the file, or died of it.
+        TooLargeError: it took too long, or refused the file for its size.
     """
     # Threads of a library for matrices would reserve memory that counts.
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -54,16 +60,19 @@ async def read_in_process(command: Sequence[str], content: bytes, limits: Limits
         output, errors = await asyncio.to_thread(process.communicate, content, limits.timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        await asyncio.to_thread(process.communicate)  # closes the pipes
-        raise UnreadableError(f"it takes longer than {limits.timeout_s:g} s to read") from None
+        await asyncio.to_thread(process.communicate)  # closes the pipes, but that of a file which was not written to its end
+        if process.stdin is not None:
+            process.stdin.close()
+        raise TooLargeError(f"it takes longer than {limits.timeout_s:g} s to read") from None
     finally:
         if process.poll() is None:
             process.kill()
             await asyncio.to_thread(process.wait)
     if process.returncode == 0:
         return output
-    refused = process.returncode == _REFUSED
-    raise UnreadableError(errors.decode(errors="replace").strip() if refused else "it is damaged or too large")
+    if refusal := _REFUSED.get(process.returncode):
+        raise refusal(errors.decode(errors="replace").strip())
+    raise UnreadableError("it is damaged or too large")
 
 
 def serve_file(read: Callable[[bytes], bytes], limits: Limits) -> int:
@@ -75,6 +84,6 @@ def serve_file(read: Callable[[bytes], bytes], limits: Limits) -> int:
         output = read(sys.stdin.buffer.read())
     except UnreadableError as error:
         sys.stderr.write(str(error))
-        return _REFUSED
+        return next(code for code, kind in _REFUSED.items() if kind is type(error))
     sys.stdout.buffer.write(output)
     return 0

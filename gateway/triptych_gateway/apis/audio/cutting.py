@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from triptych_gateway.file_process import Limits, UnreadableError, read_in_process, serve_file
+from triptych_gateway.file_process import Limits, TooLargeError, UnreadableError, read_in_process, serve_file
 
 #: Longest time for a file, in seconds, and most memory, in bytes.
 _LIMITS = Limits(60, 2 << 30)
@@ -161,7 +161,7 @@ def _decoded(content: bytes) -> tuple[float, bytearray]:
                 for block in resampler.resample(frame):
                     samples += block.to_ndarray().tobytes()
                 if len(samples) > _MAX_AUDIO_S * _BYTES_PER_S:
-                    raise UnreadableError(f"it is longer than {_MAX_AUDIO_S} s")
+                    raise TooLargeError(f"it is longer than {_MAX_AUDIO_S} s")
     except (av.FFmpegError, EOFError, ValueError) as error:
         raise UnreadableError(f"it is no sound of a known format, or damaged: {str(error).splitlines()[0]}") from error
     if not samples:

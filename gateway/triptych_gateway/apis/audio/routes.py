@@ -22,7 +22,7 @@ from triptych_gateway.apis.audio.schema import (
 from triptych_gateway.apis.calls import EVENT_STREAM, answer
 from triptych_gateway.apis.json_body import JsonRoute
 from triptych_gateway.body_budget import BodyHold
-from triptych_gateway.file_process import UnreadableError
+from triptych_gateway.file_process import TooLargeError, UnreadableError
 from triptych_gateway.generation.call import GenerationCall
 from triptych_gateway.state import gateway_of, request_id_of
 from triptych_gateway.wire.errors import openapi_responses
@@ -84,7 +84,7 @@ async def _cut(request: Request, body: AudioRequest) -> Speech | None:
     """The pieces of a file that has to be cut; None if it is sent as it is.
 
     Raises:
-        InvalidRequestError: times are asked for, and the file cannot be read.
+        InvalidRequestError: the file is too long, or times are asked for, and it cannot be read.
         QueueFullError: there is no memory for the pieces.
     """
     rule = FOR_TIMES if body.is_timed else FOR_TEXT
@@ -97,9 +97,9 @@ async def _cut(request: Request, body: AudioRequest) -> Speech | None:
         async with gateway.speech_cutters.held(request.state.principal.tenant):
             speech = await cut_speech(content, rule)
     except UnreadableError as error:
-        if not body.is_timed:
+        if not body.is_timed and not isinstance(error, TooLargeError):
             return None  # the frontend says what is wrong with it
-        raise InvalidRequestError(f"file: cannot be cut into segments: {error}", field="file") from None
+        raise InvalidRequestError(f"file: cannot be cut into pieces: {error}", field="file") from None
     hold: BodyHold = request.state.body_hold
     await hold.grow(speech.num_bytes)
     return speech if speech.pieces else None

@@ -34,15 +34,14 @@ def segments_of(piece: Piece, text: str) -> list[Segment]:
 
 
 def _marked(piece: Piece, text: str) -> Iterator[Segment]:
-    """Between two marks is a segment, and what follows the last mark ends with the piece."""
+    """Between two marks is a segment, and what follows the last mark ends with the piece.
+
+    A model may write any number in a mark: none is behind the piece's end.
+    """
     parts = _MARK.split(text)
-    start_s = piece.start_s
-    if parts[0].strip():
-        yield Segment(start_s, piece.offset_s + float(parts[1]), parts[0])
-    for at in range(1, len(parts), 2):
-        start_s = piece.offset_s + float(parts[at])
-        is_last = at + 2 >= len(parts)
-        yield Segment(start_s, max(start_s, piece.end_s if is_last else piece.offset_s + float(parts[at + 2])), parts[at + 1])
+    texts, marks = parts[::2], [min(piece.end_s, piece.offset_s + float(mark)) for mark in parts[1::2]]
+    for start_s, end_s, said in zip([piece.start_s, *marks], [*marks, piece.end_s], texts, strict=True):
+        yield Segment(start_s, max(start_s, end_s), said)
 
 
 def separator(before: str, after: str) -> str:

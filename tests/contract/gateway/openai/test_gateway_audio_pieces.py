@@ -19,6 +19,8 @@ from support.sdk import openai_client, sync_openai_client
 from support.waiting import until
 from triptych.errors import ServiceUnavailableError
 from triptych.v1 import common_pb2, generation_pb2
+from triptych_gateway.apis.audio import cutting
+from triptych_gateway.file_process import Limits
 
 USAGE = common_pb2.Usage(prompt_tokens=30, audio_tokens=20, completion_tokens=4)
 #: Three pieces for times.
@@ -263,12 +265,22 @@ async def test_files_that_cannot_be_cut(content: bytes, said: str) -> None:
     async with openai_client(frontend) as client:
         with pytest.raises(openai.BadRequestError) as raised:
             await client.audio.transcriptions.create(model=MODEL.name, file=("a.wav", content), response_format="srt")
-        assert f"file: cannot be cut into segments: {said}" in raised.value.message
+        assert f"file: cannot be cut into pieces: {said}" in raised.value.message
         assert raised.value.param == "file"
         assert not frontend.requests
         # For a text, the frontend says what is wrong with the file.
         await client.audio.transcriptions.create(model=MODEL.name, file=("a.wav", content + bytes(40_000)))
     assert len(frontend.requests) == 1
+
+
+async def test_a_file_that_takes_too_long_to_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The models would say that they take 30 seconds at most, which is not what is wrong.
+    monkeypatch.setattr(cutting, "_LIMITS", Limits(0.01, 2 << 30))
+    frontend = FakeFrontend()
+    async with openai_client(frontend) as client:
+        with pytest.raises(openai.BadRequestError, match=r"cannot be cut into pieces: it takes longer than 0\.01 s to read"):
+            await client.audio.transcriptions.create(model=MODEL.name, file=("a.wav", talk(20.0, 20.0)))
+    assert not frontend.requests
 
 
 async def test_a_gateway_that_cannot_decode(monkeypatch: pytest.MonkeyPatch) -> None:
