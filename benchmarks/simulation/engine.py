@@ -25,6 +25,7 @@ from triptych_engine.scheduling.request import Request
 from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.settings import EngineSettings
 
+from benchmarks.simulation.figures import WINDOW_S, Window
 from benchmarks.simulation.setup import Setup
 from benchmarks.simulation.timeline import Timeline
 
@@ -70,6 +71,8 @@ class VirtualEngine:
         #: Integral of the sequences that run or wait over time, and steps beyond the measured grid.
         self.sequence_seconds = 0.0
         self.num_steps = self.num_steps_off_grid = 0
+        #: By the number of the window.
+        self.windows: dict[int, Window] = {}
         self.num_preemptions = self.num_queries = self.num_hits = self.num_evictions = 0
         self.busy_s = 0.0
         self._start()
@@ -152,7 +155,8 @@ class VirtualEngine:
             return
         seconds = 0.0
         if scheduled.num_scheduled_tokens:
-            seconds = self._step_s(scheduled) + self._setup.overheads.shared_step_s
+            overheads = self._setup.overheads
+            seconds = self._step_s(scheduled) * overheads.slowdown + overheads.shared_step_s
             self.num_steps += 1
             grid = self._setup.grid
             is_off = scheduled.num_decoding > grid.max_decoding or scheduled.num_prompt_tokens > grid.max_prompt_tokens
@@ -179,6 +183,7 @@ class VirtualEngine:
         self._publish(outputs)
         if seconds:
             self.scheduler.observe(scheduled, seconds)
+            self._count_step(sum(scheduled.num_scheduled_tokens.values()), seconds)
         if self._setup.checks_every and self.num_steps % self._setup.checks_every == 0:
             self.scheduler.check_integrity()
         overheads = self._setup.overheads
@@ -219,6 +224,11 @@ class VirtualEngine:
         _, held = self.scheduler.kv_cache.pool.watch()
         size = self.scheduler.kv_cache.block_size
         return Blocks(sequence=self._block_sequence, is_whole=True, added=map(block_id, held), block_size=size)
+
+    def _count_step(self, num_tokens: int, seconds: float) -> None:
+        number = int(self._timeline.now_s / WINDOW_S)
+        counted = self.windows.get(number, Window())
+        self.windows[number] = Window(counted.num_steps + 1, counted.num_tokens + num_tokens, counted.seconds + seconds)
 
     def _count_load(self) -> None:
         self.sequence_seconds += self.num_live * (self._timeline.now_s - self._counted_s)

@@ -1,4 +1,4 @@
-"""Fits what is outside of engine steps, and what sharing a machine adds to steps that compute, to real runs of one workload."""
+"""Fits what is outside of engine steps, and what sharing a machine does to steps that compute, to real runs of one workload."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ def fit(setup: Setup, conversations: Sequence[Conversation], real: dict, limits:
     Args:
         setup: to begin with. Its `message_s` and `frontend_*` are not changed.
         real: figures of the real run.
-        computes: the engines compute, on cores and memory that others use too: their steps take longer, and the host's time
-            between them is that of `setup`.
+        computes: the engines compute, on cores and memory that others use too. Then what a step and each of its tokens take is
+            brought to what the engines counted.
     """
-    names = ["shared_step_s", "request_s"] if computes else ["host_step_s", "request_s", "host_sequence_s"]
+    if computes:
+        setup = _calibrated(setup, conversations, real, limits)
+    names = ["host_step_s", "request_s", "host_sequence_s"]
 
     def error(candidate: Setup) -> float:
         # The median TTFT jumps with the order of requests, so one run of a candidate would say little.
@@ -45,6 +47,21 @@ def fit(setup: Setup, conversations: Sequence[Conversation], real: dict, limits:
         for name in names:
             best, least = _search(best, least, name, factor, error)
     return best, least
+
+
+def _calibrated(setup: Setup, conversations: Sequence[Conversation], real: dict, limits: Limits) -> Setup:
+    """The setup in whose run a step, and a token of it, take as long as in a real run.
+
+    Steps take different times in a simulated run as soon as other requests meet in them, so this is done again with what it found.
+    """
+    for _ in range(_ROUNDS):
+        found, overheads = Simulation(setup).run(conversations, limits), setup.overheads
+        factor = real["per_step_token_ms"] / found["per_step_token_ms"]
+        slowdown = factor * overheads.slowdown
+        own_s = (found["per_step_ms"] / 1e3 - overheads.shared_step_s) * factor
+        shared_s = max(0.0, real["per_step_ms"] / 1e3 - own_s)
+        setup = replace(setup, overheads=replace(overheads, slowdown=slowdown, shared_step_s=shared_s))
+    return setup
 
 
 def _search(best: Setup, least: float, name: str, factor: float, error: Callable[[Setup], float]) -> tuple[Setup, float]:

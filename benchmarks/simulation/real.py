@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
+from operator import sub
 from statistics import fmean
 
 import httpx
@@ -17,8 +20,11 @@ from triptych_cli.load.client import run_async
 from benchmarks.harness.engines import SAMPLE_S, SETTLE_S, engines_of
 from benchmarks.harness.machine import BusyMeter, cpu_s
 from benchmarks.harness.stack import Stack
-from benchmarks.simulation.figures import Limits, Record, summarize
+from benchmarks.simulation.figures import WINDOW_S, Limits, Record, Window, steps_of, summarize
 from benchmarks.simulation.workload import Conversation
+
+#: Flag of `triptych serve` that gets a port, and gives each further engine the next one.
+METRICS_FLAG = "--engine.metrics-port"
 
 
 def pin_engines(stack: Stack, num_cores: int) -> None:
@@ -32,10 +38,11 @@ def pin_engines(stack: Stack, num_cores: int) -> None:
 
 
 def measure(stack: Stack, conversations: Sequence[Conversation], limits: Limits) -> dict:
-    """Let all conversations take place; returns their figures, and the processor time of each kind of service."""
+    """Let all conversations take place; returns their figures, those of the engines' steps, and the processor time of each kind of
+    service."""
     before, cpu_before = engines_of(stack), _cpu_by_kind(stack.services)
     meter = BusyMeter([*stack.services.values(), psutil.Process()])
-    records, loads = run_async(_converse(stack, conversations))
+    records, loads, counted = run_async(_converse(stack, conversations, len(before)))
     others_percent = meter.percent()["others"]
     time.sleep(SETTLE_S)
     after = engines_of(stack)
@@ -48,7 +55,16 @@ def measure(stack: Stack, conversations: Sequence[Conversation], limits: Limits)
     failures = sorted({one.error for one in records if one.error})[:5]
     largest = max(loads) / fmean(loads) if loads and any(loads) else 1.0
     told = {"cpu_s": cpu, "failures": failures, "others_percent": others_percent}
-    return figures | {"max_by_mean_load": largest, "num_preemptions": preemptions} | told
+    steps = steps_of([Window(*map(sub, later, earlier)) for engine in counted for earlier, later in pairwise(engine)])
+    return figures | steps | {"max_by_mean_load": largest, "num_preemptions": preemptions} | told
+
+
+async def _count(client: httpx.AsyncClient, port: int) -> Window:
+    """What an engine has counted since its start."""
+    text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+    names = ("step_seconds_count", "step_tokens_sum", "step_seconds_sum")
+    found = [re.search(rf"^triptych_engine_{name} (\S+)$", text, re.MULTILINE) for name in names]
+    return Window(*(float(one[1]) if one else 0.0 for one in found))
 
 
 def _cpu_by_kind(services: dict[str, psutil.Process]) -> dict[str, float]:
@@ -59,9 +75,14 @@ def _cpu_by_kind(services: dict[str, psutil.Process]) -> dict[str, float]:
     return seconds
 
 
-async def _converse(stack: Stack, conversations: Sequence[Conversation]) -> tuple[list[Record], list[float]]:
+async def _converse(
+    stack: Stack, conversations: Sequence[Conversation], num_engines: int
+) -> tuple[list[Record], list[float], list[list[Window]]]:
+    """What clients saw, the mean load of each engine, and what each had counted at the end of each window."""
     records: list[Record] = []
     loads: dict[str, list[int]] = {}
+    ports = [stack.ports[METRICS_FLAG] + number for number in range(num_engines)]
+    counted: list[list[Window]] = [[] for _ in ports]
     async with httpx.AsyncClient(base_url=stack.target.url, timeout=600, limits=httpx.Limits(), trust_env=False) as client:
         start_s = time.perf_counter()
 
@@ -71,6 +92,12 @@ async def _converse(stack: Stack, conversations: Sequence[Conversation]) -> tupl
                 for engine in (await client.get("/load")).json()["engines"]:
                     if engine["id"]:
                         loads.setdefault(engine["id"], []).append((engine["num_running"] or 0) + (engine["num_waiting"] or 0))
+
+        async def count() -> None:
+            while True:
+                for port, engine in zip(ports, counted, strict=True):
+                    engine.append(await _count(client, port))
+                await asyncio.sleep(WINDOW_S)
 
         async def talk(conversation: Conversation) -> None:
             await asyncio.sleep(max(0.0, conversation.start_s - (time.perf_counter() - start_s)))
@@ -86,13 +113,14 @@ async def _converse(stack: Stack, conversations: Sequence[Conversation]) -> tupl
                     record.error = f"{type(error).__name__}: {error}"[:200]
                     return
 
-        watching = asyncio.create_task(watch())
+        watching = [asyncio.create_task(task) for task in (watch(), count())]
         try:
             await asyncio.gather(*map(talk, conversations))
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-    return records, [fmean(engine) for engine in loads.values()]
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+    return records, [fmean(engine) for engine in loads.values()], counted
 
 
 async def _ask(

@@ -13,7 +13,7 @@ from triptych.v1 import engine_pb2
 from triptych_engine.settings import EngineSettings
 
 from benchmarks.simulation.engine import VirtualEngine
-from benchmarks.simulation.figures import Limits, Record, summarize
+from benchmarks.simulation.figures import Limits, Record, steps_of, summarize
 from benchmarks.simulation.frontend import VirtualFrontend
 from benchmarks.simulation.setup import Setup
 from benchmarks.simulation.timeline import Timeline
@@ -142,18 +142,22 @@ class Simulation:
         seconds = max(figures["seconds"], 1e-9)
         loads = [one.sequence_seconds / seconds for one in engines]
         num_steps = sum(one.num_steps for one in engines)
-        return figures | {
-            "max_by_mean_load": max(loads) / fmean(loads) if any(loads) else 1.0,
-            "engine_busy": fmean(one.busy_s for one in engines) / seconds,
-            "frontend_busy": max(one.busy_s for one in frontends) / seconds,
-            "most_live": self.most_live,
-            "num_steps": num_steps,
-            "off_grid": sum(one.num_steps_off_grid for one in engines) / max(1, num_steps),
-            "num_preemptions": sum(one.num_preemptions for one in engines),
-            "num_evictions": sum(one.num_evictions for one in engines),
-            "num_moved": moved(frontends),
-            "num_events": self.timeline.num_events,
-        }
+        steps = steps_of([window for engine in engines for window in engine.windows.values()])
+        return (
+            figures
+            | steps
+            | {
+                "max_by_mean_load": max(loads) / fmean(loads) if any(loads) else 1.0,
+                "engine_busy": fmean(one.busy_s for one in engines) / seconds,
+                "frontend_busy": max(one.busy_s for one in frontends) / seconds,
+                "most_live": self.most_live,
+                "off_grid": sum(one.num_steps_off_grid for one in engines) / max(1, num_steps),
+                "num_preemptions": sum(one.num_preemptions for one in engines),
+                "num_evictions": sum(one.num_evictions for one in engines),
+                "num_moved": moved(frontends),
+                "num_events": self.timeline.num_events,
+            }
+        )
 
 
 @contextmanager
