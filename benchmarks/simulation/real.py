@@ -23,15 +23,23 @@ from benchmarks.harness.stack import Stack
 from benchmarks.simulation.figures import WINDOW_S, Limits, Record, Window, steps_of, summarize
 from benchmarks.simulation.workload import Conversation
 
-#: Flag of `triptych serve` that gets a port, and gives each further engine the next one.
+#: Flag of `triptych serve` that gets a port. Each further engine gets another one.
 METRICS_FLAG = "--engine.metrics-port"
+
+
+def _engines(stack: Stack) -> list[psutil.Process]:
+    return [process for name, process in stack.services.items() if name.startswith("engine")]
+
+
+def _metrics_port(engine: psutil.Process) -> int:
+    argv = engine.cmdline()
+    return int(argv[argv.index("--metrics-port") + 1])
 
 
 def pin_engines(stack: Stack, num_cores: int) -> None:
     """Give each engine a core: the n-th engine the n-th one, in turn."""
-    engines = [process for name, process in stack.services.items() if name.startswith("engine")]
     cores = sorted(os.sched_getaffinity(0))[:num_cores]
-    for number, engine in enumerate(engines):
+    for number, engine in enumerate(_engines(stack)):
         for thread in engine.threads():
             with suppress(ProcessLookupError):  # a thread may end meanwhile
                 os.sched_setaffinity(thread.id, {cores[number % len(cores)]})
@@ -42,7 +50,7 @@ def measure(stack: Stack, conversations: Sequence[Conversation], limits: Limits)
     service."""
     before, cpu_before = engines_of(stack), _cpu_by_kind(stack.services)
     meter = BusyMeter([*stack.services.values(), psutil.Process()])
-    records, loads, counted = run_async(_converse(stack, conversations, len(before)))
+    records, loads, counted = run_async(_converse(stack, conversations))
     others_percent = meter.percent()["others"]
     time.sleep(SETTLE_S)
     after = engines_of(stack)
@@ -75,13 +83,11 @@ def _cpu_by_kind(services: dict[str, psutil.Process]) -> dict[str, float]:
     return seconds
 
 
-async def _converse(
-    stack: Stack, conversations: Sequence[Conversation], num_engines: int
-) -> tuple[list[Record], list[float], list[list[Window]]]:
+async def _converse(stack: Stack, conversations: Sequence[Conversation]) -> tuple[list[Record], list[float], list[list[Window]]]:
     """What clients saw, the mean load of each engine, and what each had counted at the end of each window."""
     records: list[Record] = []
     loads: dict[str, list[int]] = {}
-    ports = [stack.ports[METRICS_FLAG] + number for number in range(num_engines)]
+    ports = [_metrics_port(engine) for engine in _engines(stack)]
     counted: list[list[Window]] = [[] for _ in ports]
     async with httpx.AsyncClient(base_url=stack.target.url, timeout=600, limits=httpx.Limits(), trust_env=False) as client:
         start_s = time.perf_counter()
@@ -119,7 +125,10 @@ async def _converse(
         finally:
             for task in watching:
                 task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
+            ends = await asyncio.gather(*watching, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
     return records, [fmean(engine) for engine in loads.values()], counted
 
 
