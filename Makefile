@@ -32,8 +32,9 @@ KUBERNETES_CRDS ?=
 # Torch by itself and first: its CPU build where no NVIDIA GPU is visible and pip was not told where to look.
 TORCH := torch>=2.11,<2.14
 # What depends on the instruction set.
-ENGINE_TESTS := tests/unit/common/test_cpu.py tests/unit/common/test_torch_env.py tests/unit/engine tests/unit/encoder \
-	tests/integration/encoder tests/integration/parity
+LEVEL_TESTS := tests/unit/common/test_cpu.py tests/unit/common/test_torch_env.py tests/unit/encoder/test_packed_linear.py \
+	$(addprefix tests/unit/engine/, cpu lora parallel quantization runner) tests/integration/encoder/test_encoder_parity.py \
+	tests/integration/parity
 # What runs requests through the engine's step loop with a real model.
 MP_TESTS := tests/integration/parity tests/unit/engine/lora tests/unit/engine/runner tests/unit/engine/scheduling
 QEMU_TESTS := tests/unit/common/test_cpu.py tests/unit/common/test_torch_env.py tests/unit/encoder/test_packed_linear.py \
@@ -82,7 +83,7 @@ test-levels: models-of-tests ## Run the tests of engine and encoder with each in
 	levels=$$($(BIN)/python -m triptych_common.host.cpu) || exit 1; \
 	[ -n "$$levels" ] || echo "this CPU has no instruction set below its best one"; \
 	for level in $$levels; do echo "TRIPTYCH_CPU_ISA=$$level"; \
-		TRIPTYCH_CPU_ISA=$$level HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(IN_PARALLEL) $(ENGINE_TESTS) $(ARGS) || exit 1; \
+		TRIPTYCH_CPU_ISA=$$level HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(IN_PARALLEL) $(LEVEL_TESTS) $(ARGS) || exit 1; \
 	done
 
 # Where a test looks into the runner, it looks into the one of its own process.
