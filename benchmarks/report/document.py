@@ -2,10 +2,10 @@
 
     python -m benchmarks.report                                              # those that the document shows already, again
     python -m benchmarks.report benchmarks/results/2026-01-31-serving.json   # these, in place of what it shows of their kind
-    python -m benchmarks.report --stdout FILE                                # print the tables, change no file
+    python -m benchmarks.report --stdout FILE                                # print the tables of any file, change none
 
-Each kind of results has a region of the document, between two markers, and its charts in docs/figures/. What is outside of the
-regions is left as it is.
+Some kinds of results have a region of the document, between two markers. Charts are in docs/figures/. What is outside of the
+regions is left as it is: there the figures that matter of the other kinds are written by hand.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Kind:
     charts: Callable[[dict], Mapping[str, Chart]] = lambda results: {}
 
 
-#: Kinds of results, in the order of the document.
+#: Kinds of results.
 KINDS = {
     "serving": Kind(serving.render, serving.charts),
     "streams": Kind(serving.render, serving.charts),
@@ -81,6 +81,9 @@ KINDS = {
     "loras": Kind(loras.render),
     "hybrids": Kind(hybrids.render),
 }
+
+#: Those whose tables the document has, in its order.
+SHOWN = ("serving", "steps", "numerics")
 
 
 def kind_of(results: dict) -> str:
@@ -116,15 +119,16 @@ def replace_between_markers(document: str, kind: str, text: str) -> str:
 
 def shown_results(document: str) -> list[Path]:
     """The results files that the regions of a document are made of."""
-    found = [re.search(rf"{markers(kind)[0]}\s+From \[`[^`]*/([^`/]+)`", document) for kind in KINDS]
+    found = [re.search(rf"{markers(kind)[0]}\s+From \[`([^`]+)`", document) for kind in SHOWN]
     return [RESULTS / match[1] for match in found if match]
 
 
 def write_document(path: Path, document: Path = DOCUMENT) -> None:
-    """Put what a results file says into the document, and its charts beside it."""
+    """Put what a results file says into the document, where it shows this kind, and its charts beside it."""
     results = json.loads(path.read_text(encoding="utf-8"))
-    kind, tables = kind_of(results), render(results, f"../../benchmarks/results/{path.name}")
-    text = replace_between_markers(document.read_text(encoding="utf-8"), kind, tables)
+    kind, text = kind_of(results), document.read_text(encoding="utf-8")
+    if kind in SHOWN:
+        text = replace_between_markers(text, kind, render(results, f"../../benchmarks/results/{path.name}"))
     (document.parent / FIGURES).mkdir(exist_ok=True)
     for name, chart in KINDS[kind].charts(results).items():
         (document.parent / FIGURES / f"{kind}-{name}.svg").write_text(draw(chart), encoding="utf-8")
@@ -141,4 +145,4 @@ def main() -> None:
             sys.stdout.write(render(json.loads(path.read_text(encoding="utf-8")), path.name) + "\n")
         else:
             write_document(path)
-            print(f"wrote {DOCUMENT.relative_to(REPOSITORY)} from {path.name}")
+            print(f"wrote what {DOCUMENT.relative_to(REPOSITORY)} shows of {path.name}")

@@ -12,7 +12,7 @@ Figure = Callable[[dict], float | None]
 
 
 def origin(results: dict, source: str, load: str) -> str:
-    """Where figures come from. The versions of libraries are in the file alone.
+    """Where figures come from. The command and the versions of libraries are in the file alone.
 
     Args:
         source: where the results are kept, as the document names it.
@@ -21,18 +21,14 @@ def origin(results: dict, source: str, load: str) -> str:
     machine = results["machine"]
     others = f", {results['others_percent']:.0f} % with other programs meanwhile" if "others_percent" in results else ""
     lines = [
-        f"From [`{source}`]({source}) ({results['date']}, commit `{results['commit'] or 'unknown'}`):",
-        "",
-        f"    {results['command']}",
-        "",
-        f"- {machine['cpu']}, {count(machine['cores'], 'core')}, {abs(results['busy_percent']['all']):.0f} % busy before{others};"
-        f" {load}.",
+        f"From [`{source.rpartition('/')[2]}`]({source}), commit `{results['commit'] or 'unknown'}`: {machine['cpu']},"
+        f" {count(machine['cores'], 'core')}, {abs(results['busy_percent']['all']):.0f} % busy before{others}; {load}."
     ]
     servers: dict[str, list[str]] = {}
     for server in results.get("servers", ()):
         servers.setdefault(server["command"], []).append(" ".join(filter(None, (server["name"], server.get("version")))))
-    lines += [f"- {', '.join(names)}: `{command}`." for command, names in servers.items() if command not in results["command"]]
-    return "\n".join(lines)
+    told = [f"- {', '.join(names)}: `{command}`." for command, names in servers.items()]
+    return "\n".join([*lines, "", *told]) if told else lines[0]
 
 
 def ratios(runs: Sequence[dict], over: tuple[str, Figure], under: tuple[str, Figure]) -> list[float]:

@@ -31,33 +31,30 @@ _MACHINE_DEFAULTS = {
 #: Settings that several services inherit: title, introduction, class.
 _SHARED = (
     ("Every service", "Variables begin with `TRIPTYCH_<SERVICE>_`.", ServiceSettings),
-    ("Frontend, encoder and engine", "The services that speak gRPC have these as well.", GrpcServiceSettings),
+    ("Frontend, encoder and engine", "", GrpcServiceSettings),
     ("Frontend and encoder", "Limits of media. Set them alike for both: the frontend refuses first.", MediaLimitSettings),
 )
 _HEAD = """# Configuration
 
-`make docs` writes this page from the settings classes.
+`make docs` writes this page from the settings classes. Behind a flag are its type and range, and its default.
 
-| where | a setting is written |
-|---|---|
-| `triptych engine`, `encoder`, `frontend`, `gateway` | `--max-num-seqs 64`; a boolean is `--access-log` or `--no-access-log` |
-| `triptych serve` | `--engine.max-num-seqs 64`. [More](#triptych-serve), and [other servers' flags](#flags-of-other-servers) |
-| the environment | `TRIPTYCH_ENGINE_MAX_NUM_SEQS=64`: the service and the flag, in capitals with `_`. A flag wins |
+- `triptych engine`, `encoder`, `frontend` and `gateway` take `--max-num-seqs 64`; a boolean is `--access-log` or `--no-access-log`.
+- `triptych serve` takes `--engine.max-num-seqs 64`, [flags of its own](#triptych-serve), and
+  [those of other servers](#flags-of-other-servers).
+- The environment: `TRIPTYCH_ENGINE_MAX_NUM_SEQS=64`, the service and the flag, in capitals with `_`. A flag wins.
 
-A number of bytes may have a unit: `512M`, `2GiB`. A list is separated by commas. A value out of range, an unknown flag and an
-unknown `TRIPTYCH_<SERVICE>_*` variable end the start with a message that names them. Fair shares are those of
-[tenants](access.md#shares).
+A number of bytes may have a unit: `512M`, `2GiB`. A list is separated by commas. Addresses have [these
+forms](scaling.md#addresses). A value out of range, an unknown flag and an unknown `TRIPTYCH_<SERVICE>_*` variable end the start with
+a message that names them. Fair shares are those of [tenants](access.md#shares).
 """
 _ELSEWHERE = """## Other environment variables
 
-| variable | read by | meaning |
-|---|---|---|
-| `TRIPTYCH_CACHE` | command line, services | Models, kernels, results of load checks. Default: `~/.cache/triptych`. |
-| `TRIPTYCH_CPU_ISA` | engine, encoder | [Instruction set](cpu.md). Default: the best. |
-| `TRIPTYCH_KERNEL_DIR` | engine | Directory of prebuilt CPU kernels. The container images set it. |
-| `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE` | all that read models | Cache, token and offline mode of `huggingface_hub`. |
-| `TRIPTYCH_MODEL`, `TRIPTYCH_PORT`, `TRIPTYCH_GRPC_PORT` | `docker-compose.yml` | Model and published ports. |
-| `PYTHON`, `VENV`, `MODEL`, `PORT`, `ARGS` | `Makefile` | Variables of `make`; `make help` lists the targets. |
+- `TRIPTYCH_CACHE`: directory of models, kernels, results of load checks. Default `~/.cache/triptych`.
+- `TRIPTYCH_CPU_ISA`: [instruction set](cpu.md) of engine and encoder. Default: the best.
+- `TRIPTYCH_KERNEL_DIR`: directory of the engine's prebuilt CPU kernels. The container images set it.
+- `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE`: cache, token and offline mode of `huggingface_hub`.
+- `TRIPTYCH_MODEL`, `TRIPTYCH_PORT`, `TRIPTYCH_GRPC_PORT`: model and published ports of `docker-compose.yml`.
+- `PYTHON`, `VENV`, `MODEL`, `PORT`, `ARGS`: variables of `make`; `make help` lists the targets.
 """
 _FOREIGN = """## Flags of other servers
 
@@ -70,7 +67,7 @@ def document() -> str:
     """The whole page."""
     parts = [_HEAD, "## triptych serve\n", "\n".join(_serve_rows()) + "\n"]
     for title, text, cls in _SHARED:
-        parts += [f"## {title}\n\n{text}\n", "\n".join(_setting_rows(cls, _shared(cls))) + "\n"]
+        parts += [f"## {title}\n\n{text}\n" if text else f"## {title}\n", "\n".join(_setting_rows(cls, _shared(cls))) + "\n"]
     for service in reversed(SERVICES):
         cls = settings_class(service)
         prefix = str(cls.model_config.get("env_prefix", ""))
@@ -90,15 +87,13 @@ def _shared(cls: type[ServiceSettings]) -> list[str]:
 
 
 def _serve_rows() -> Iterator[str]:
-    yield "| flag | type | meaning |"
-    yield "|---|---|---|"
     for name, annotation in typing.get_type_hints(serve, include_extras=True).items():
         about = next((part for part in getattr(annotation, "__metadata__", ()) if hasattr(part, "help")), None)
         if about is None:  # the context, and the return type
             continue
         is_argument = isinstance(about, typer.models.ArgumentInfo)
         meaning = str(about.help).replace("  [default: ", " Default: `").replace("]", "`.")
-        yield _row(f"`{about.metavar if is_argument else '--' + name.replace('_', '-')}`", _kind(annotation), meaning)
+        yield _item(f"`{about.metavar if is_argument else '--' + name.replace('_', '-')}` ({_kind(annotation)})", meaning)
 
 
 def _foreign_rows() -> Iterator[str]:
@@ -110,10 +105,8 @@ def _foreign_rows() -> Iterator[str]:
             neutral = f" ({', '.join(f'`{value}`' for value in flag.neutral)})" if flag.neutral and not flag.flags else ""
             service, _, name = flag.flags[0].partition(".") if len(flag.flags) == 1 else ("", "", "")
             meaning = f"the same of the {service}: `--{service}.*`" if f"--{name}" == written else _meaning(flag)
-            alike.setdefault(meaning.replace("|", r"\|"), []).append(f"`{written}`{neutral}")
-    yield "| flag | here |"
-    yield "|---|---|"
-    yield from (_row(", ".join(flags), meaning) for meaning, flags in alike.items())
+            alike.setdefault(meaning, []).append(f"`{written}`{neutral}")
+    yield from (_item(", ".join(flags), meaning) for meaning, flags in alike.items())
 
 
 def _meaning(flag: ForeignFlag) -> str:
@@ -127,17 +120,15 @@ def _meaning(flag: ForeignFlag) -> str:
 
 
 def _setting_rows(cls: type[ServiceSettings], names: Iterable[str], service: str = "") -> Iterator[str]:
-    yield "| flag | type | default | meaning |"
-    yield "|---|---|---|---|"
     for name in names:
         info = cls.model_fields[name]
         default = _MACHINE_DEFAULTS.get((service, name)) or _default(name, info)
-        meaning = (info.description or "").replace("|", r"\|")
-        yield _row(f"`--{name.replace('_', '-')}`", _type(info), default, meaning)
+        about = f"{_type(info)}; {default}" if default else _type(info)
+        yield _item(f"`--{name.replace('_', '-')}` ({about})", info.description or "")
 
 
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
+def _item(what: str, meaning: str) -> str:
+    return " ".join(f"- {what}: {meaning}".split())
 
 
 def _is_bytes(info: FieldInfo) -> bool:
@@ -187,13 +178,13 @@ def _bounds(part: Any) -> Iterator[tuple[str, float]]:
 def _kind(annotation: Any) -> str:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
-        return " \\| ".join(f"`{value}`" for value in args)
+        return ", ".join(f"`{value}`" for value in args)
     if origin is typing.Annotated:
         return _kind(args[0])
     if origin in (typing.Union, types.UnionType):
         return _kind(next(arg for arg in args if arg is not type(None)))
     if origin is list:
-        return "text, may be repeated"
+        return "text, repeatable"
     if origin is tuple:
         return "list"
     return {bool: "bool", int: "int", float: "float", Path: "path", SecretStr: "secret"}.get(annotation, "text")

@@ -20,36 +20,27 @@ from support.builders.text_families import FAMILIES
 FILE = ROOT / "docs" / "families.md"
 _HEAD = """# Tested families
 
-This page is generated from the configurations of the tests by `make docs`. Do not edit it by hand.
+`make docs` writes this page from the configurations of the tests.
 
 A family is what a checkpoint's `config.json` names in `model_type`. Of each, a tiny model with random weights is computed in
-float32 and compared with transformers: greedy tokens and log probabilities of requests of different lengths, in one batch, in small
-chunks, with a hit in the prefix cache ([text](../tests/integration/parity/test_family_parity.py),
+float32 and compared with transformers: greedy tokens and log probabilities of requests of different lengths, in one batch, in
+small chunks, with a hit in the prefix cache ([text](../tests/integration/parity/test_family_parity.py),
 [media](../tests/integration/parity/test_media_parity.py), [recurrent states](../tests/integration/parity/test_hybrid_parity.py),
-[cross-attention](../tests/integration/parity/test_whisper_parity.py)).
-That proves the arithmetic. Of most families no real weights have run; the last column names those that have. A family that is not
-here is not refused: it is [checked at load](models.md#the-self-check-at-load), like every model.
+[cross-attention](../tests/integration/parity/test_whisper_parity.py)). That proves the arithmetic. Real weights have run of `llama`
+alone (SmolLM2-135M-Instruct, as safetensors and as GGUF). A family that is not here is [checked at
+load](models.md#the-self-check-at-load), like every model.
 
-| family | layers | media | real weights |
-|---|---|---|---|
+By what their layers have besides full attention, with the tested media in brackets:
+
 """
 _TAIL = """
 Bidirectional models that embed are in [models.md](models.md#pooling-models).
 
-## Never run
-
-| what | why |
-|---|---|
-| pictures of LFM2-VL | its processor needs torchvision, without which the tests run |
-| media of Phi-4-multimodal | not tried; its text is served |
-| audio and video of Gemma 4 | [refused](models.md#media); text and pictures are served |
-| Mamba-1 (Jamba, Mamba), lightning attention (MiniMax-01) | [refused](models.md#refused-models) at load |
-| models of recurrent layers only (Mamba-2) | [refused](models.md#refused-models) at load |
-| sparse attention (DeepSeek-V3.2), Llama 4 beyond 8,192 tokens | [refused](models.md#refused-models) by the configuration |
-| encoder-decoder models other than Whisper (T5) | [refused](models.md#refused-models) by the configuration |
+Never run: pictures of LFM2-VL, whose processor needs torchvision, without which the tests run; media of Phi-4-multimodal (its
+text is served); audio and video of Gemma 4, which are [refused](models.md#media). [Refused](models.md#refused-models), too:
+Mamba-1 (Jamba, Mamba), lightning attention (MiniMax-01), models of recurrent layers only (Mamba-2), sparse attention
+(DeepSeek-V3.2), Llama 4 beyond 8,192 tokens, and encoder-decoder models other than Whisper (T5).
 """
-#: Family -> the checkpoint with which tests compare the text.
-_REAL = {"llama": "SmolLM2-135M-Instruct, as safetensors and as GGUF"}
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -95,10 +86,12 @@ def page() -> str:
     for name, family in FAMILY_TABLE.items():
         _row(rows, a_config(name)).media.update(dict.fromkeys(family.parts))
     _row(rows, WhisperConfig()).media["audio"] = None
-    lines = [
-        f"| {name} | {', '.join(row.traits) or 'attention'} | {', '.join(row.media)} | {_REAL.get(name, '')} |"
-        for name, row in sorted(rows.items())
-    ]
+    #: What layers are made of -> the families.
+    kinds: dict[str, list[str]] = {}
+    for name, row in sorted(rows.items()):
+        media = f" ({', '.join(row.media)})" if row.media else ""
+        kinds.setdefault(", ".join(row.traits) or "attention", []).append(f"{name}{media}")
+    lines = [f"- **{kind}**: {', '.join(names)}" for kind, names in sorted(kinds.items())]
     return f"{_HEAD}{chr(10).join(lines)}\n\n{len(rows)} families.\n{_TAIL}"
 
 

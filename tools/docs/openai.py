@@ -1,15 +1,15 @@
 """Writes docs/openai.md from the gateway's routes: `make docs`. With `--check` it only reports whether it is up to date.
 
-The tables come from the OpenAPI document of the application, so a route is on the page as soon as it is registered. The prose
-around them is in `openai_page.txt` beside this file, in which `{{routes}}`, `{{bodies}}` and `{{objects}}` stand for the tables.
-Rows that many sections have alike are told once, in the first one; the others name the fields and link to it.
+The lists come from the OpenAPI document of the application, so a route is on the page as soon as it is registered. The prose
+around them is in `openai_page.txt` beside this file, in which `{{routes}}`, `{{bodies}}` and `{{objects}}` stand for the lists.
+What several sections have alike is told once, in the first one; the others name the fields and link to it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,9 @@ Json = dict[str, Any]
 Field = tuple[str, str, str]
 _REF = "#/components/schemas/"
 _METHODS = ("get", "post", "delete", "put", "patch")
-#: So many fields that a section has in common with an earlier one are told there only.
+#: So many fields that a section has in common with an earlier one are told there only, and so is one with a longer meaning.
 _FEWEST_IN_COMMON = 2
-#: Fewer fields are a list.
-_SMALLEST_TABLE = 4
+_LONG_MEANING = 6
 #: So many reasons of refusals are one sentence; more are a list.
 _MOST_IN_LINE = 3
 
@@ -40,7 +39,7 @@ def document() -> str:
 
 
 class Page:
-    """Tables of the routes, the fields of their bodies, and the objects in those.
+    """Lists of the routes, the fields of their bodies, and the objects in those.
 
     Args:
         openapi: the OpenAPI document.
@@ -53,9 +52,11 @@ class Page:
         self._objects: dict[str, None] = {}
         #: A field -> the section that was first to have it.
         self._told: dict[Field, str] = {}
+        #: A refused field with the values that are taken, and the reason -> the same.
+        self._refused: dict[tuple[str, str], str] = {}
 
     def render(self, template: str) -> str:
-        """The template with the tables in it."""
+        """The template with the lists in it."""
         bodies = "\n".join(self._bodies())
         parts = {"routes": "\n".join(self._routes()), "bodies": bodies, "objects": "\n".join(self._object_sections())}
         for name, text in parts.items():
@@ -69,11 +70,9 @@ class Page:
                     yield method.upper(), path, operations[method]
 
     def _routes(self) -> Iterator[str]:
-        yield "| route | |"
-        yield "|---|---|"
         for method, path, operation in self._operations():
             about = operation.get("description") or operation.get("summary", "")
-            yield _row(f"`{method} {path}`", about.split("\n\n")[0])
+            yield f"- `{method} {path}`: {_one_line(about.split(chr(10) * 2)[0])}"
 
     def _bodies(self) -> Iterator[str]:
         #: The schema's name of a body -> the routes that take it.
@@ -94,7 +93,7 @@ class Page:
                 yield f"### {route}\n"
                 if others:
                     yield f"The same body: {', '.join(f'`{other}`' for other in others)}.\n"
-                yield from self._fields(schema, route, _table)
+                yield from self._fields(schema, route)
 
     def _body_names(self, operation: Json) -> Iterator[str]:
         contents = operation.get("requestBody", {}).get("content", {}).values()
@@ -110,9 +109,9 @@ class Page:
                 schema = self._schemas[name]
                 yield f"### {_title(name)}\n"
                 yield f"{_one_line(schema.get('description', ''))}{_constants(schema)}\n"
-                yield from self._fields(schema, _title(name), _list)
+                yield from self._fields(schema, _title(name))
 
-    def _fields(self, schema: Json, section: str, written: Callable[[Sequence[Field]], Iterator[str]]) -> Iterator[str]:
+    def _fields(self, schema: Json, section: str) -> Iterator[str]:
         """The fields that are honoured, and those that are refused."""
         fields: Json = {name: field for name, field in schema.get("properties", {}).items() if not _is_constant(field)}
         honoured = {name: field for name, field in fields.items() if "x-unsupported" not in field}
@@ -120,25 +119,44 @@ class Page:
         common = self._in_common(rows, section)
         shared = {name for names in common.values() for name in names}
         if own := [row for name, row in rows.items() if name not in shared]:
-            yield from written(own)
+            yield from _list(own)
             yield ""
         if common:
             alike = (f"[{other}](#{_anchor(other)}): {', '.join(f'`{name}`' for name in names)}" for other, names in common.items())
             yield f"As in {'; '.join(alike)}.\n"
         if refused := {name: field for name, field in fields.items() if name not in honoured}:
-            yield from _refusals(refused)
+            yield from self._refusals(refused, section)
 
     def _field(self, name: str, field: Json, schema: Json) -> Field:
-        needed = "Required. " if name in schema.get("required", []) else ""
-        return f"`{name}`", self._type(field), (needed + _description(field)).strip()
+        mark = "**" if name in schema.get("required", []) else ""
+        return f"{mark}`{name}`{mark}", self._type(field), _one_line(_description(field))
 
     def _in_common(self, rows: dict[str, Field], section: str) -> dict[str, list[str]]:
-        """The fields that earlier sections have, too, by section, where these are more than a few."""
+        """The fields that earlier sections have, too, by section, where that is shorter."""
         common: dict[str, list[str]] = {}
         for name, row in rows.items():
             if (first := self._told.setdefault(row, section)) != section:
                 common.setdefault(first, []).append(name)
-        return {first: names for first, names in common.items() if len(names) >= _FEWEST_IN_COMMON}
+        return {
+            first: names
+            for first, names in common.items()
+            if len(names) >= _FEWEST_IN_COMMON or len(rows[names[0]][2].split()) > _LONG_MEANING
+        }
+
+    def _refusals(self, fields: Json, section: str) -> Iterator[str]:
+        """The fields that are refused: those with the same reason together, with the values that are taken beside null."""
+        reasons: dict[str, list[str]] = {}
+        for name, field in fields.items():
+            taken = ", ".join(_code(value) for value in field["enum"] if value is not None)
+            written, reason = f"`{name}`" + (f" ({taken})" if taken else ""), _one_line(field["x-unsupported"])
+            if (first := self._refused.setdefault((written, reason), section)) != section:
+                written, reason = f"`{name}`", f"as in [{first}](#{_anchor(first)})"
+            reasons.setdefault(reason, []).append(written)
+        refusals = [", ".join(names) + (f": {reason}" if reason else "") for reason, names in reasons.items()]
+        if len(refusals) > _MOST_IN_LINE:
+            yield from ("Refused:\n", *(f"- {refusal}" for refusal in refusals), "")
+        else:
+            yield f"Refused: {'; '.join(refusals)}.\n"
 
     def _type(self, schema: Json) -> str:
         """A readable type, with its range. Objects are links to their sections."""
@@ -193,31 +211,9 @@ def _constants(schema: Json) -> str:
     return "".join(f" `{name}`: {_code(value)}{missing[name]}." for name, value in constants.items())
 
 
-def _table(fields: Sequence[Field]) -> Iterator[str]:
-    if len(fields) < _SMALLEST_TABLE:
-        yield from _list(fields)
-        return
-    yield "| field | type | meaning |"
-    yield "|---|---|---|"
-    yield from (_row(*field) for field in fields)
-
-
 def _list(fields: Sequence[Field]) -> Iterator[str]:
     for name, kind, meaning in fields:
-        yield f"- {name}: {kind}." + (f" {_one_line(meaning)}" if meaning else "")
-
-
-def _refusals(fields: Json) -> Iterator[str]:
-    """The fields that are refused: those with the same reason together, with the values that are taken beside null."""
-    reasons: dict[str, list[str]] = {}
-    for name, field in fields.items():
-        taken = ", ".join(_code(value) for value in field["enum"] if value is not None)
-        reasons.setdefault(field["x-unsupported"], []).append(f"`{name}`" + (f" ({taken})" if taken else ""))
-    refusals = [", ".join(names) + (f": {_one_line(reason)}" if reason else "") for reason, names in reasons.items()]
-    if len(refusals) > _MOST_IN_LINE:
-        yield from ("Refused:\n", *(f"- {refusal}" for refusal in refusals), "")
-    else:
-        yield f"Refused: {'; '.join(refusals)}.\n"
+        yield f"- {name}: {kind}." + (f" {meaning}" if meaning else "")
 
 
 def _description(field: Json) -> str:
@@ -258,11 +254,6 @@ def _code(value: Any) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _row(*cells: str) -> str:
-    # A pipe would end the cell, in code too.
-    return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", _one_line(cell)) for cell in cells) + " |"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.harness.sitting import RESULTS
 from benchmarks.report.document import (
     DOCUMENT,
-    KINDS,
+    SHOWN,
     kind_of,
     markers,
     render,
@@ -71,10 +71,12 @@ def test_the_tables_hold_ratios_first_then_figures_memory_and_start() -> None:
     assert order == sorted(order)
 
 
-def test_the_command_line_of_each_server_is_told() -> None:
+def test_the_command_line_of_each_server_is_told_and_that_of_the_benchmark_is_in_the_file() -> None:
     tables = render(results_of(run_of(TRIPTYCH, 0, 10.0), run_of(PEER, 0, 5.0)), "results.json")
     assert "- Triptych abc: `triptych serve m --port 0`." in tables
     assert "- vLLM 0.32: `vllm serve m`." in tables
+    assert tables.startswith("From [`results.json`](results.json), commit `abc`: a processor, 2 cores, 1 % busy before; m, ")
+    assert "python -m" not in tables
 
 
 def test_processor_time_per_token_has_a_table_and_of_streams_a_chart() -> None:
@@ -117,15 +119,15 @@ def test_the_document_of_this_repository_takes_tables(tmp_path: Path) -> None:
     assert "Output tokens per second" in (tmp_path / "figures" / "serving-throughput.svg").read_text()
 
 
-def test_the_document_of_this_repository_has_a_region_for_each_kind() -> None:
-    for kind in KINDS:
+def test_the_document_of_this_repository_has_a_region_for_each_kind_that_it_shows() -> None:
+    for kind in SHOWN:
         replace_between_markers(DOCUMENT.read_text(encoding="utf-8"), kind, "new")
 
 
 def test_all_that_the_document_shows_can_be_made_again() -> None:
     document = DOCUMENT.read_text(encoding="utf-8")
     paths = shown_results(document)
-    assert [kind_of(json.loads(path.read_text())) for path in paths] == list(KINDS)
+    assert [kind_of(json.loads(path.read_text())) for path in paths] == list(SHOWN)
     for path in paths:
         assert render(json.loads(path.read_text()), f"../../benchmarks/results/{path.name}") in document
 

@@ -16,19 +16,22 @@ def section(page: str, heading: str) -> str:
     return page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
 
 
-def row(page: str, heading: str, flag: str) -> list[str]:
-    """Flag, type, default and meaning."""
-    (found,) = [line for line in section(page, heading).splitlines() if line.startswith(f"| `{flag}` |")]
-    return [cell.strip() for cell in found.replace(r"\|", "or").strip("|").split("|")]
+def about(page: str, heading: str, flag: str) -> str:
+    """What stands in brackets behind a flag: type; default."""
+    (found,) = [line for line in section(page, heading).splitlines() if line.startswith(f"- `{flag}` (")]
+    return found.removeprefix(f"- `{flag}` (").split("): ")[0]
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_every_setting_has_a_row(page: str, service: str) -> None:
+def test_every_setting_is_there(page: str, service: str) -> None:
     headings = [service.capitalize(), "Every service", "Frontend, encoder and engine", "Frontend and encoder"]
     for name, info in settings_class(service).model_fields.items():
-        # The service's own row, else that of all services.
+        # The service's own line, else that of all services.
         rows = [
-            line for heading in headings for line in section(page, heading).splitlines() if f"`--{name.replace('_', '-')}`" in line
+            line
+            for heading in headings
+            for line in section(page, heading).splitlines()
+            if line.startswith(f"- `--{name.replace('_', '-')}` (")
         ]
         assert rows, f"{service}'s {name} is missing"
         assert info.description, f"{service} does not describe {name}"
@@ -41,29 +44,29 @@ def test_each_section_says_how_variables_begin(page: str, service: str) -> None:
 
 
 def test_types_ranges_and_defaults(page: str) -> None:
-    assert row(page, "Engine", "--kv-cache-memory")[1:3] == ["bytes", "[computed](memory.md#how-the-kv-cache-is-sized)"]
-    assert row(page, "Engine", "--kv-offloading-dir-size")[1:3] == ["bytes", "16 GiB"]
-    assert row(page, "Encoder", "--cache-memory")[1] == "bytes"
-    assert row(page, "Frontend and encoder", "--max-media-bytes")[1:3] == ["bytes, at most 32 MiB", "20 MiB"]
-    assert row(page, "Engine", "--max-num-seqs")[1:3] == ["int, 1 to 4096", "256"]
-    assert row(page, "Engine", "--max-step-ms")[1:3] == ["float, above 0", "70"]
-    assert row(page, "Engine", "--quantization")[1:3] == ["`none` or `int8` or `int4`", "`none`"]
-    assert row(page, "Gateway", "--access-log")[1:3] == ["bool", "on"]
-    assert row(page, "Gateway", "--api-key")[1:3] == ["secret", ""]
-    assert row(page, "Gateway", "--response-ttl-s")[1:3] == ["float, above 0, at most 31,622,400", "2,592,000"]
+    assert about(page, "Engine", "--kv-cache-memory") == "bytes; [computed](memory.md#how-the-kv-cache-is-sized)"
+    assert about(page, "Engine", "--kv-offloading-dir-size") == "bytes; 16 GiB"
+    assert about(page, "Encoder", "--cache-memory") == "bytes; 1 GiB"
+    assert about(page, "Frontend and encoder", "--max-media-bytes") == "bytes, at most 32 MiB; 20 MiB"
+    assert about(page, "Engine", "--max-num-seqs") == "int, 1 to 4096; 256"
+    assert about(page, "Engine", "--max-step-ms") == "float, above 0; 70"
+    assert about(page, "Engine", "--quantization") == "`none`, `int8`, `int4`; `none`"
+    assert about(page, "Gateway", "--access-log") == "bool; on"
+    assert about(page, "Gateway", "--api-key") == "secret"
+    assert about(page, "Gateway", "--response-ttl-s") == "float, above 0, at most 31,622,400; 2,592,000"
 
 
 def test_flags_of_other_servers_are_together(page: str) -> None:
     text = section(page, "Flags of other servers")
-    assert "| `--runner`, `--convert` | `--task` |" in text
-    assert "| `--swap-space` | ignored: " in text
-    assert "`--cpu-offload-gb` (`0`) | refused: weights are not offloaded |" in text
+    assert "\n- `--runner`, `--convert`: `--task`\n" in text
+    assert "\n- `--swap-space`: ignored: " in text
+    assert "`--cpu-offload-gb` (`0`): refused: weights are not offloaded\n" in text
 
 
 def test_the_page_does_not_depend_on_the_machine(page: str) -> None:
-    assert row(page, "Frontend", "--num-tokenizer-threads")[2] == "4, or the cores if fewer"
+    assert about(page, "Frontend", "--num-tokenizer-threads").endswith("; 4, or the cores if fewer")
 
 
 def test_options_of_serve_are_there(page: str) -> None:
-    assert "| `--engine-port` | int | gRPC port. Default: `50053`. |" in page
-    assert "| `[NAME=]MODEL` | text, may be repeated |" in page
+    assert "\n- `--engine-port` (int): gRPC port. Default: `50053`.\n" in page
+    assert "\n- `[NAME=]MODEL` (text, repeatable): " in page

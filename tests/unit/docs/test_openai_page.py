@@ -1,4 +1,4 @@
-"""docs/openai.md is made from the routes: each field is in the table where it belongs, and its row says what it takes."""
+"""docs/openai.md is made from the routes: each field is in the section where it belongs, which says what it takes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,19 @@ def section(page: str, heading: str) -> str:
     return page.split(f"\n### {heading}\n")[1].split("\n##")[0]
 
 
-def rows(text: str) -> dict[str, list[str]]:
-    """Field -> its cells, from a table or a list."""
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
-    text = text.split("Refused:")[0]
-    lines += [list(found) for found in re.findall(r"^- (`\w+`): (.+?)\.(?: (.*))?$", text, re.MULTILINE)]
-    return {cells[0].strip("`"): cells for cells in lines}
+def rows(text: str) -> dict[str, tuple[str, str]]:
+    """Field -> its type and meaning. Required ones have a `*` behind their name."""
+    found = re.findall(r"^- (\**)`(\w+)`\**: (.+?)\.(?: (.*))?$", text.split("Refused:")[0], re.MULTILINE)
+    return {name + "*" * bool(mark): (kind, meaning) for mark, name, kind, meaning in found}
+
+
+def names(text: str) -> set[str]:
+    return {name.strip("*") for name in rows(text)}
 
 
 def in_common(text: str) -> set[str]:
     """The fields that an earlier section tells."""
+    text = text.split("Refused:")[0]
     return {name for line in re.findall("^As in .*$", text, re.MULTILINE) for name in re.findall(r"`(\w+)`", line)}
 
 
@@ -48,7 +51,7 @@ def refused(text: str) -> set[str]:
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
 def test_every_route_is_on_the_page(page: str, route: APIRoute) -> None:
-    assert all(f"| `{method} {route.path_format}` |" in page for method in route.methods)
+    assert all(f"\n- `{method} {route.path_format}`: " in page for method in route.methods)
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.body_field], ids=lambda route: route.path)
@@ -62,27 +65,27 @@ def test_every_body_has_a_section(page: str, route: APIRoute) -> None:
     ("heading", "schema"),
     [("POST /v1/chat/completions", ChatCompletionRequest), ("POST /v1/completions", CompletionRequest), ("Message", Message)],
 )
-def test_fields_are_in_the_table_where_they_belong(page: str, heading: str, schema: type[BaseModel]) -> None:
+def test_fields_are_in_the_section_where_they_belong(page: str, heading: str, schema: type[BaseModel]) -> None:
     text = section(page, heading)
     no_ops = {name for name, info in schema.model_fields.items() if any(isinstance(mark, NoOp) for mark in info.metadata)}
     assert refused(text) == no_ops
-    assert set(rows(text)) | in_common(text) == set(schema.model_fields) - no_ops
-    assert not set(rows(text)) & in_common(text)
-    undescribed = [name for name, cells in rows(text).items() if not cells[2]]
+    assert names(text) | in_common(text) == set(schema.model_fields) - no_ops
+    assert not names(text) & in_common(text)
+    undescribed = [name for name, (_, meaning) in rows(text).items() if not meaning]
     assert undescribed == []
 
 
 def test_rows_say_type_range_and_meaning(page: str) -> None:
     chat = rows(section(page, "POST /v1/chat/completions"))
-    assert chat["top_p"][1] == "number, above 0, to 1"
-    assert chat["top_k"][1] == "integer, at least -1"
-    assert chat["seed"][1] == "integer"
-    assert chat["messages"][1:] == ["list (1 to 4,096) of [Message](#message)", "Required. The conversation."]
-    assert chat["service_tier"][1] == '`"auto"`, `"default"`'
+    assert chat["top_p"][0] == "number, above 0, to 1"
+    assert chat["top_k"][0] == "integer, at least -1"
+    assert chat["seed"][0] == "integer"
+    assert chat["messages*"] == ("list (1 to 4,096) of [Message](#message)", "The conversation.")
+    assert chat["service_tier"][0] == '`"auto"`, `"default"`'
     text = section(page, "POST /v1/chat/completions")
     assert "`store` (`false`)" in text
     assert "\n- `functions` (`[]`): deprecated; send tools\n" in text
-    assert rows(section(page, "JsonSchemaFormat"))["schema"][1] == "object"
+    assert rows(section(page, "JsonSchemaFormat"))["schema*"][0] == "object"
 
 
 def test_a_body_of_two_routes_is_told_once(page: str) -> None:
@@ -95,6 +98,13 @@ def test_a_field_of_two_routes_is_told_once(page: str) -> None:
     assert "As in [POST /v1/chat/completions](#post-v1chatcompletions): `model`, " in text
     assert {"model", "top_p"} <= in_common(text)
     assert "max_tokens" not in in_common(text), "its meaning is another one here"
+
+
+def test_a_refusal_of_two_routes_is_told_once(page: str) -> None:
+    text = section(page, "POST /v1/completions")
+    assert "send structured_outputs" not in text
+    assert "`guided_json`, " in text
+    assert ": as in [POST /v1/chat/completions](#post-v1chatcompletions)" in text
 
 
 def test_objects_of_the_same_name_are_told_apart() -> None:
@@ -111,7 +121,7 @@ def test_objects_of_the_same_name_are_told_apart() -> None:
 
 
 def test_an_object_with_one_value_is_written_where_it_is_named(page: str) -> None:
-    choice = rows(section(page, "POST /v1/messages"))["tool_choice"][1]
+    choice = rows(section(page, "POST /v1/messages"))["tool_choice"][0]
     assert choice.startswith("[ToolChoiceAuto](#toolchoiceauto) or ")
     assert choice.endswith(' or `{"type": "none"}`')
     assert "ToolChoiceNone" not in page
