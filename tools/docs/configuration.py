@@ -38,7 +38,8 @@ _HEAD = """# Configuration
 
 `make docs` writes this page from the settings classes. Behind a flag are its type and range, and its default.
 
-- `triptych engine`, `encoder`, `frontend` and `gateway` take `--max-num-seqs 64`; a boolean is `--access-log` or `--no-access-log`.
+- `triptych engine`, `encoder`, `frontend`, `gateway` take `--max-num-seqs 64`; a boolean is `--access-log` or
+  `--no-access-log`.
 - `triptych serve` takes `--engine.max-num-seqs 64`, [flags of its own](#triptych-serve), and
   [those of other servers](#flags-of-other-servers).
 - The environment: `TRIPTYCH_ENGINE_MAX_NUM_SEQS=64`, the service and the flag, in capitals with `_`. A flag wins.
