@@ -45,8 +45,8 @@ _HEAD = """# Configuration
 - The environment: `TRIPTYCH_ENGINE_MAX_NUM_SEQS=64`, the service and the flag, in capitals with `_`. A flag wins.
 
 A number of bytes may have a unit: `512M`, `2GiB`. A list is separated by commas. Addresses have [these
-forms](scaling.md#addresses). A value out of range, an unknown flag and an unknown `TRIPTYCH_<SERVICE>_*` variable end the start with
-a message that names them. Fair shares are those of [tenants](access.md#shares).
+forms](scaling.md#addresses). A value out of range, an unknown flag and an unknown `TRIPTYCH_<SERVICE>_*` variable end the start
+with a message that names them. Fair shares are those of [tenants](access.md#shares).
 """
 _ELSEWHERE = """## Other environment variables
 
