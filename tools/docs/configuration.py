@@ -60,8 +60,9 @@ _ELSEWHERE = """## Other environment variables
 _FOREIGN = """## Flags of other servers
 
 `triptych serve` translates flags of vLLM, SGLang and llama.cpp that mean the same. A flag of Triptych for the same setting wins.
-Ignored flags are named on standard error. Refused ones end the start, but for the values in brackets.
 """
+_IGNORED = "Ignored, because they would change nothing, and named on standard error"
+_REFUSED = "Refused with a line that says why, and what to use instead; with the values in brackets they are taken"
 
 
 def document() -> str:
@@ -107,17 +108,19 @@ def _foreign_rows() -> Iterator[str]:
             service, _, name = flag.flags[0].partition(".") if len(flag.flags) == 1 else ("", "", "")
             meaning = f"the same of the {service}: `--{service}.*`" if f"--{name}" == written else _meaning(flag)
             alike.setdefault(meaning, []).append(f"`{written}`{neutral}")
+    apart = {name: alike.pop(name) for name in (_IGNORED, _REFUSED)}
     yield from (_item(", ".join(flags), meaning) for meaning, flags in alike.items())
+    yield from (f"\n{meaning}: {', '.join(flags)}." for meaning, flags in apart.items())
 
 
 def _meaning(flag: ForeignFlag) -> str:
     if flag.is_noted:
-        return f"ignored: {flag.why}"
+        return _IGNORED
     if not flag.takes_value and flag.values:
         return f"`--{flag.values['true']}`"
     if flag.flags:
         return ", ".join("the argument `MODEL`" if name == "models" else f"`--{name}`" for name in flag.flags)
-    return f"refused: {flag.why}"
+    return _REFUSED
 
 
 def _setting_rows(cls: type[ServiceSettings], names: Iterable[str], service: str = "") -> Iterator[str]:
