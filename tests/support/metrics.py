@@ -19,7 +19,7 @@ _SUFFIXES = {"counter": "_total", "histogram": "_count", "gauge": ""}
 
 @dataclass(frozen=True)
 class Documented:
-    """A row of the page."""
+    """What the page says of a metric."""
 
     name: str
     kind: str
@@ -53,22 +53,20 @@ def _rows_of(service: str, section: str) -> list[Documented]:
     """The rows of a section that say that this service has them."""
     return [
         replace(row, name=row.name.replace("<service>", service))
-        for row, cells in _rows(section)
-        # A section without the column is about the engine.
-        if (on := cells.get("on", "engine")) == "all" or service in on.split(", ")
+        for row, on in _rows(section)
+        if on == "all" or service in on.split(", ")
     ]
 
 
-def _rows(section: str) -> list[tuple[Documented, dict[str, str]]]:
+def _rows(section: str) -> list[tuple[Documented, str]]:
+    """The metrics of a section, each with the services that have it: the engine, if it does not say."""
     text = PAGE.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    rows = []
-    for line in lines[2:]:
-        cells = dict(zip(lines[0], line, strict=True))
-        # Labels are in braces behind the name.
-        ((name, labels),) = re.findall(r"`([^`{]+)(?:\{(.+)\})?`", cells["metric"])
-        rows.append((Documented(name, cells["type"], frozenset(labels.split(",") if labels else ())), cells))
-    return rows
+    # Labels are in braces behind the name, then the type.
+    found = re.findall(r"^- `([^`{]+)(?:\{(.+)\})?` \((\w+)(?:; ([\w, ]+))?\): ", text, re.MULTILINE)
+    assert len(found) == text.count("\n- `")
+    return [
+        (Documented(name, kind, frozenset(labels.split(",") if labels else ())), on or "engine") for name, labels, kind, on in found
+    ]
 
 
 @dataclass
