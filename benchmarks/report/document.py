@@ -49,17 +49,19 @@ class Kind:
     Attributes:
         render: results, where they are kept -> Markdown.
         charts: results -> name -> chart.
+        shown: the part of `render` that the document has, beside the charts. None: all.
     """
 
     render: Callable[[dict, str], str]
     charts: Callable[[dict], Mapping[str, Chart]] = lambda results: {}
+    shown: Callable[[dict, str], str] | None = None
 
 
 #: Kinds of results.
 KINDS = {
-    "serving": Kind(serving.render, serving.charts),
+    "serving": Kind(serving.render, serving.charts, serving.render_ratios),
     "streams": Kind(serving.render, serving.charts),
-    "steps": Kind(steps.render, steps.charts),
+    "steps": Kind(steps.render, steps.charts, steps.render_stages),
     "executors": Kind(steps.render_executors),
     "ranks": Kind(steps.render_ranks),
     "routing": Kind(routing.render),
@@ -97,16 +99,19 @@ def markers(kind: str) -> tuple[str, str]:
 
 
 def render(results: dict, source: str) -> str:
-    """A region: its tables, then its charts.
+    """All tables of results.
 
     Args:
         source: where the results are kept, as the document names it.
     """
+    return KINDS[kind_of(results)].render(results, source)
+
+
+def region(results: dict, source: str) -> str:
+    """What the document shows of results: tables, then charts."""
     kind = kind_of(results)
-    parts = [KINDS[kind].render(results, source)]
-    for name, chart in KINDS[kind].charts(results).items():
-        parts.append(f"![{chart.title}]({FIGURES}/{kind}-{name}.svg)")
-    return "\n\n".join(parts)
+    charts = (f"![{chart.title}]({FIGURES}/{kind}-{name}.svg)" for name, chart in KINDS[kind].charts(results).items())
+    return "\n\n".join([(KINDS[kind].shown or KINDS[kind].render)(results, source), *charts])
 
 
 def replace_between_markers(document: str, kind: str, text: str) -> str:
@@ -128,7 +133,7 @@ def write_document(path: Path, document: Path = DOCUMENT) -> None:
     results = json.loads(path.read_text(encoding="utf-8"))
     kind, text = kind_of(results), document.read_text(encoding="utf-8")
     if kind in SHOWN:
-        text = replace_between_markers(text, kind, render(results, f"../../benchmarks/results/{path.name}"))
+        text = replace_between_markers(text, kind, region(results, f"../../benchmarks/results/{path.name}"))
     (document.parent / FIGURES).mkdir(exist_ok=True)
     for name, chart in KINDS[kind].charts(results).items():
         (document.parent / FIGURES / f"{kind}-{name}.svg").write_text(draw(chart), encoding="utf-8")

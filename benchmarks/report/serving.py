@@ -29,6 +29,12 @@ def ratios(runs: Sequence[dict], other: str, figure: str, concurrency: int) -> l
 
 def render(results: dict, source: str) -> str:
     """All tables, ratios first; `source` is where the results are kept, as the document names it."""
+    runs = results["runs"]
+    return "\n\n".join([render_ratios(results, source), _absolute(runs), *_costs(runs), *_start_and_memory(results)])
+
+
+def render_ratios(results: dict, source: str) -> str:
+    """Triptych beside each other target."""
     runs, load = results["runs"], results["load"]
     pictures = f", {load['pictures']} pictures of {load['picture_size']} pixels each" if load.get("pictures") else ""
     words = (
@@ -42,7 +48,7 @@ def render(results: dict, source: str) -> str:
         if name != TRIPTYCH and "fake" not in name:
             head = ["streams", *(_FIGURES[figure].removesuffix(", ms") for figure in figures)]
             parts.append(section(f"Triptych against {name}, as ratios", table(head, rows)))
-    return "\n\n".join([*parts, _absolute(runs), *_costs(runs), *_start_and_memory(results)])
+    return "\n\n".join(parts)
 
 
 def _of(runs: Sequence[dict], target: str, concurrency: int) -> list[dict]:

@@ -15,12 +15,17 @@ _WITHIN = (
 
 def render(results: dict, source: str) -> str:
     """Stages of a step, then the cost of contexts, then prompts."""
+    return "\n\n".join([render_stages(results, source), _contexts(results), _prompts(results)])
+
+
+def render_stages(results: dict, source: str) -> str:
+    """Stages of a step."""
     load = results["load"]
     words = (
         f"{load['model']}, the step loop in one process, {load['steps']} steps each (medians), whole prompts {load['repeats']}"
         f" times, KV cache {load['kv_cache_memory']}"
     )
-    return "\n\n".join([origin(results, source, words), _stages(results), _contexts(results), _prompts(results)])
+    return "\n\n".join([origin(results, source, words), _stages(results)])
 
 
 def charts(results: dict) -> dict[str, Chart]:

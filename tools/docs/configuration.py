@@ -15,7 +15,7 @@ from triptych_cli.main import serve
 from triptych_cli.stack.foreign_flags import FOREIGN_FLAGS, ForeignFlag
 from triptych_cli.stack.service_flags import SERVICES, settings_class
 from triptych_common.media.limits import MediaLimitSettings
-from triptych_common.settings import GrpcServiceSettings, ServiceSettings, parse_bytes
+from triptych_common.settings import TARGETS_HELP, GrpcServiceSettings, ServiceSettings, parse_bytes
 
 from .page import ROOT, write_or_check
 
@@ -45,8 +45,9 @@ _HEAD = """# Configuration
 - The environment: `TRIPTYCH_ENGINE_MAX_NUM_SEQS=64`, the service and the flag, in capitals with `_`. A flag wins.
 
 A number of bytes may have a unit: `512M`, `2GiB`. A list is separated by commas. Addresses have [these
-forms](scaling.md#addresses). A value out of range, an unknown flag and an unknown `TRIPTYCH_<SERVICE>_*` variable end the start
-with a message that names them. Fair shares are those of [tenants](access.md#shares).
+forms](scaling.md#addresses). A URL with a password is better set by environment. A value out of range, an unknown flag and an
+unknown `TRIPTYCH_<SERVICE>_*` variable end the start with a message that names them. Fair shares are those of
+[tenants](access.md#shares).
 """
 _ELSEWHERE = """## Other environment variables
 
@@ -128,7 +129,16 @@ def _setting_rows(cls: type[ServiceSettings], names: Iterable[str], service: str
         info = cls.model_fields[name]
         default = _MACHINE_DEFAULTS.get((service, name)) or _default(name, info)
         about = f"{_type(info)}; {default}" if default else _type(info)
-        yield _item(f"`--{name.replace('_', '-')}` ({about})", info.description or "")
+        yield _item(f"`--{name.replace('_', '-')}` ({about})", described(info))
+
+
+def described(info: FieldInfo) -> str:
+    """What a setting means, without what the head of the page says."""
+    return (
+        (info.description or "")
+        .replace(f", {TARGETS_HELP}", "")
+        .replace(" A URL with a password is better set by environment.", "")
+    )
 
 
 def _item(what: str, meaning: str) -> str:

@@ -165,7 +165,9 @@ class Page:
         for union in ("anyOf", "oneOf"):
             if union in schema:
                 kinds = [self._type(option) for option in schema[union] if option.get("type") != "null"]
-                return " or ".join(dict.fromkeys(kinds))
+                # A union of many objects is a list of links.
+                joint = ", " if len(kinds) > 2 and all(kind.startswith("[") for kind in kinds) else " or "
+                return joint.join(dict.fromkeys(kinds))
         if "const" in schema:
             return _code(schema["const"])
         if "enum" in schema:
@@ -225,7 +227,7 @@ def _description(field: Json) -> str:
 def _size(schema: Json, what: str, unit: str = "") -> str:
     least, most = schema.get(f"min{what}", 0), schema.get(f"max{what}")
     if most is not None:
-        return f" ({least} to {_number(most)}{unit})"
+        return f" ({least} to {_number(most)}{unit})" if least else f" (up to {_number(most)}{unit})"
     # One of something is what "not empty" means.
     return " (not empty)" if least == 1 else f" (at least {_number(least)}{unit})" if least else ""
 

@@ -109,7 +109,7 @@ async def test_a_peer_is_kept_with_its_version_and_its_command() -> None:
 def test_results_are_kept_also_of_a_sitting_in_which_requests_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = json.loads((RESULTS / "2026-11-22-steps.json").read_text())
+    results = json.loads((RESULTS / "2026-11-22-steps-zen5.json").read_text())
     monkeypatch.setattr("benchmarks.report.hold.RESULTS", tmp_path / "results")
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own handlers stay
     with pytest.raises(SystemExit, match="3 requests failed"):

@@ -17,7 +17,7 @@ from benchmarks.engine import stages
 from benchmarks.engine.local import LocalEngine, load_engine
 from benchmarks.engine.outside import Outside
 from benchmarks.engine.stages import ATTENTION, HEAD, LINEAR, OTHER, SAMPLING, SCHEDULE, STAGES, StageClock
-from benchmarks.report.document import render
+from benchmarks.report.document import region, render
 from benchmarks.report.steps import charts
 from benchmarks.steps import Bench
 
@@ -160,7 +160,7 @@ def test_the_tables_hold_stages_contexts_and_prompts() -> None:
     assert "| **step** | **20.0** | **30.0** | **700.0** |" in tables
     assert "| 512 | 8 | 45.0 | 11.2 | 5.62 | 1.50 |" in tables
     assert "| 128 | 0.30 | 427 |" in tables
-    assert "](../figures/steps-contexts.svg)" in tables
+    assert "](../figures/steps-contexts.svg)" in region(RESULTS, "results.json")
 
 
 def test_the_charts_show_each_run_once() -> None:
