@@ -29,8 +29,6 @@ _METHODS = ("get", "post", "delete", "put", "patch")
 #: So many fields that a section has in common with an earlier one are told there only, and so is one with a longer meaning.
 _FEWEST_IN_COMMON = 2
 _LONG_MEANING = 6
-#: So many reasons of refusals are one sentence; more are a list.
-_MOST_IN_LINE = 3
 
 
 def document() -> str:
@@ -52,8 +50,6 @@ class Page:
         self._objects: dict[str, None] = {}
         #: A field -> the section that was first to have it.
         self._told: dict[Field, str] = {}
-        #: A refused field with the values that are taken, and the reason -> the same.
-        self._refused: dict[tuple[str, str], str] = {}
 
     def render(self, template: str) -> str:
         """The template with the lists in it."""
@@ -72,7 +68,7 @@ class Page:
     def _routes(self) -> Iterator[str]:
         for method, path, operation in self._operations():
             about = operation.get("description") or operation.get("summary", "")
-            yield f"- `{method} {path}`: {_one_line(about.split(chr(10) * 2)[0])}"
+            yield f"- `{method} {path}`: {_sentence(about)}"
 
     def _bodies(self) -> Iterator[str]:
         #: The schema's name of a body -> the routes that take it.
@@ -125,7 +121,7 @@ class Page:
             alike = (f"[{other}](#{_anchor(other)}): {', '.join(f'`{name}`' for name in names)}" for other, names in common.items())
             yield f"As in {'; '.join(alike)}.\n"
         if refused := {name: field for name, field in fields.items() if name not in honoured}:
-            yield from self._refusals(refused, section)
+            yield f"Refused: {', '.join(_refusal(name, field) for name, field in refused.items())}.\n"
 
     def _field(self, name: str, field: Json, schema: Json) -> Field:
         mark = "**" if name in schema.get("required", []) else ""
@@ -142,21 +138,6 @@ class Page:
             for first, names in common.items()
             if len(names) >= _FEWEST_IN_COMMON or len(rows[names[0]][2].split()) > _LONG_MEANING
         }
-
-    def _refusals(self, fields: Json, section: str) -> Iterator[str]:
-        """The fields that are refused: those with the same reason together, with the values that are taken beside null."""
-        reasons: dict[str, list[str]] = {}
-        for name, field in fields.items():
-            taken = ", ".join(_code(value) for value in field["enum"] if value is not None)
-            written, reason = f"`{name}`" + (f" ({taken})" if taken else ""), _one_line(field["x-unsupported"])
-            if (first := self._refused.setdefault((written, reason), section)) != section:
-                written, reason = f"`{name}`", f"as in [{first}](#{_anchor(first)})"
-            reasons.setdefault(reason, []).append(written)
-        refusals = [", ".join(names) + (f": {reason}" if reason else "") for reason, names in reasons.items()]
-        if len(refusals) > _MOST_IN_LINE:
-            yield from ("Refused:\n", *(f"- {refusal}" for refusal in refusals), "")
-        else:
-            yield f"Refused: {'; '.join(refusals)}.\n"
 
     def _type(self, schema: Json) -> str:
         """A readable type, with its range. Objects are links to their sections."""
@@ -218,6 +199,12 @@ def _list(fields: Sequence[Field]) -> Iterator[str]:
         yield f"- {name}: {kind}." + (f" {meaning}" if meaning else "")
 
 
+def _refusal(name: str, field: Json) -> str:
+    """A refused field, with the values that are taken beside null. An answer says why the others are not."""
+    taken = ", ".join(_code(value) for value in field["enum"] if value is not None)
+    return f"`{name}`" + (f" ({taken})" if taken else "")
+
+
 def _description(field: Json) -> str:
     """The description of a field, or of the type inside it."""
     inside = (option for union in ("anyOf", "oneOf") for option in field.get(union, ()))
@@ -252,6 +239,11 @@ def _number(value: float) -> str:
 
 def _code(value: Any) -> str:
     return f"`{json.dumps(value)}`"
+
+
+def _sentence(text: str) -> str:
+    """The first sentence of a text. The OpenAPI document has the others."""
+    return re.split(r"(?<=\.) (?=[A-Z])", _one_line(text))[0]
 
 
 def _one_line(text: str) -> str:
