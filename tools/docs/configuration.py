@@ -128,8 +128,9 @@ def _setting_rows(cls: type[ServiceSettings], names: Iterable[str], service: str
     for name in names:
         info = cls.model_fields[name]
         default = _MACHINE_DEFAULTS.get((service, name)) or _default(name, info)
-        about = f"{_type(info)}; {default}" if default else _type(info)
-        yield _item(f"`--{name.replace('_', '-')}` ({about})", described(info))
+        # A text and a switch are told by their defaults, if they have one.
+        kind = "" if default and _type(info) in ("text", "bool") else _type(info)
+        yield _item(f"`--{name.replace('_', '-')}` ({'; '.join(filter(None, (kind, default)))})", described(info))
 
 
 def described(info: FieldInfo) -> str:

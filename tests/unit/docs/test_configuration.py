@@ -51,7 +51,7 @@ def test_types_ranges_and_defaults(page: str) -> None:
     assert about(page, "Engine", "--max-num-seqs") == "int, 1 to 4096; 256"
     assert about(page, "Engine", "--max-step-ms") == "float, above 0; 70"
     assert about(page, "Engine", "--quantization") == "`none`, `int8`, `int4`; `none`"
-    assert about(page, "Gateway", "--access-log") == "bool; on"
+    assert about(page, "Gateway", "--access-log") == "on"
     assert about(page, "Gateway", "--api-key") == "secret"
     assert about(page, "Gateway", "--response-ttl-s") == "float, above 0, at most 31,622,400; 2,592,000"
 
