@@ -74,7 +74,8 @@ def count(number: int, thing: str) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table of Markdown."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
+    first, *others = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
+    return "\n".join([first, f"|{'---|' * len(head)}", *others])
 
 
 def section(title: str, *parts: str) -> str:
