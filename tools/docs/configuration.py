@@ -165,13 +165,13 @@ def _type(info: FieldInfo) -> str:
     """A readable type, with its range."""
     bounds = {name: value for part in _metadata(info.annotation, info.metadata) for name, value in _bounds(part)}
     if _is_bytes(info):
-        return f"bytes, at most {_size(bounds['le'])}" if "le" in bounds else "bytes"
-    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+        return f"bytes ≤{_size(bounds['le'])}" if "le" in bounds else "bytes"
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     if "ge" in bounds and "le" in bounds:
-        ranges = [f"{_number(bounds['ge'])} to {_number(bounds['le'])}"]
+        ranges = [f"{_number(bounds['ge'])}-{_number(bounds['le'])}"]
     else:
-        ranges = [f"{words[name]} {_number(value)}" for name, value in bounds.items()]
-    return ", ".join([_kind(info.annotation), *ranges])
+        ranges = [f"{signs[name]}{_number(value)}" for name, value in bounds.items()]
+    return " ".join([_kind(info.annotation), *ranges])
 
 
 def _number(value: float) -> str:

@@ -214,9 +214,9 @@ def _description(field: Json) -> str:
 def _size(schema: Json, what: str, unit: str = "") -> str:
     least, most = schema.get(f"min{what}", 0), schema.get(f"max{what}")
     if most is not None:
-        return f" ({least} to {_number(most)}{unit})" if least else f" (up to {_number(most)}{unit})"
+        return f" ({_number(least)}-{_number(most)}{unit})" if least else f" (≤{_number(most)}{unit})"
     # One of something is what "not empty" means.
-    return " (not empty)" if least == 1 else f" (at least {_number(least)}{unit})" if least else ""
+    return " (not empty)" if least == 1 else f" (≥{_number(least)}{unit})" if least else ""
 
 
 def _range(schema: Json) -> str:
@@ -225,11 +225,10 @@ def _range(schema: Json) -> str:
     above = schema.get("exclusiveMinimum")
     least = None if least is not None and least in (-(2**31), -(2**63)) else least
     most = None if most is not None and (most in (2**31 - 1, 2**32 - 1) or most > 2**62) else most
-    if above is not None:
-        return f", above {_number(above)}" + (f", to {_number(most)}" if most is not None else "")
     if least is not None and most is not None:
-        return f", {_number(least)} to {_number(most)}"
-    return f", at least {_number(least)}" if least is not None else f", at most {_number(most)}" if most is not None else ""
+        return f", {_number(least)}-{_number(most)}" if least >= 0 else f", {_number(least)} to {_number(most)}"
+    bounds = ((">", above), ("≥", least), ("≤", most))
+    return "".join(f", {sign}{_number(bound)}" for sign, bound in bounds if bound is not None)
 
 
 def _number(value: float) -> str:

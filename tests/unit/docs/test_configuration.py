@@ -47,13 +47,13 @@ def test_types_ranges_and_defaults(page: str) -> None:
     assert about(page, "Engine", "--kv-cache-memory") == "bytes; [computed](memory.md#how-the-kv-cache-is-sized)"
     assert about(page, "Engine", "--kv-offloading-dir-size") == "bytes; 16 GiB"
     assert about(page, "Encoder", "--cache-memory") == "bytes; 1 GiB"
-    assert about(page, "Frontend and encoder", "--max-media-bytes") == "bytes, at most 32 MiB; 20 MiB"
-    assert about(page, "Engine", "--max-num-seqs") == "int, 1 to 4096; 256"
-    assert about(page, "Engine", "--max-step-ms") == "float, above 0; 70"
+    assert about(page, "Frontend and encoder", "--max-media-bytes") == "bytes ≤32 MiB; 20 MiB"
+    assert about(page, "Engine", "--max-num-seqs") == "int 1-4096; 256"
+    assert about(page, "Engine", "--max-step-ms") == "float >0; 70"
     assert about(page, "Engine", "--quantization") == "`none`, `int8`, `int4`; `none`"
     assert about(page, "Gateway", "--access-log") == "on"
     assert about(page, "Gateway", "--api-key") == "secret"
-    assert about(page, "Gateway", "--response-ttl-s") == "float, above 0, at most 31,622,400; 2,592,000"
+    assert about(page, "Gateway", "--response-ttl-s") == "float >0 ≤31,622,400; 2,592,000"
 
 
 def test_flags_of_other_servers_are_together(page: str) -> None:

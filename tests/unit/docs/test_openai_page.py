@@ -75,10 +75,10 @@ def test_fields_are_in_the_section_where_they_belong(page: str, heading: str, sc
 
 def test_rows_say_type_range_and_meaning(page: str) -> None:
     chat = rows(section(page, "POST /v1/chat/completions"))
-    assert chat["top_p"][0] == "number, above 0, to 1"
-    assert chat["top_k"][0] == "integer, at least -1"
+    assert chat["top_p"][0] == "number, >0, ≤1"
+    assert chat["top_k"][0] == "integer, ≥-1"
     assert chat["seed"][0] == "integer"
-    assert chat["messages*"] == ("list (1 to 4,096) of [Message](#message)", "The conversation.")
+    assert chat["messages*"] == ("list (1-4,096) of [Message](#message)", "The conversation.")
     assert chat["service_tier"][0] == '`"auto"`, `"default"`'
     text = section(page, "POST /v1/chat/completions")
     assert "`store` (`false`)" in text
