@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from support.builders.engine import GREEDY, a_tiny_llama_config, save_random_model
+from support.builders.text_families import HEAD_16, WINDOW
 from support.drivers.engine import EngineDriver
+from transformers import Gemma3TextConfig
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput
 from triptych_engine.scheduling.request import Request
 
@@ -18,10 +20,16 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> EngineDriver:
-    config = a_tiny_llama_config(hidden_size=256, head_dim=64, max_position_embeddings=1024)
-    path: Path = save_random_model(tmp_path_factory.mktemp("gpu"), config, dtype=torch.bfloat16)
+SIZES = {**HEAD_16, "hidden_size": 256, "head_dim": 64, "max_position_embeddings": 1024}
+CONFIGS = [
+    a_tiny_llama_config(hidden_size=256, head_dim=64, max_position_embeddings=1024),
+    Gemma3TextConfig(**SIZES, **WINDOW, layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+]
+
+
+@pytest.fixture(scope="module", params=CONFIGS, ids=lambda config: config.model_type)
+def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineDriver:
+    path: Path = save_random_model(tmp_path_factory.mktemp("gpu"), request.param, dtype=torch.bfloat16)
     sizes = {"max_model_len": 1024, "max_num_seqs": 12, "num_blocks": 800}
     made = EngineDriver(path, dtype=torch.bfloat16, attention="cuda", device="cuda", **sizes)  # type: ignore[arg-type]
     made.runner.warm_up()

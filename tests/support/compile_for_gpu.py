@@ -28,9 +28,9 @@ _POINTERS = {
     "partial_out": "*fp32", "partial_sums": "*fp32", "block_table": "*i32", "blocks_per_row": "*i32", "seq_lens": "*i32",
     "sequences": "*i32", "tokens": "*i32", "query_start_loc": "*i32", "positions": "*i32", "key_ends": "*i32",
     "tile_sequences": "*i32", "tile_tokens": "*i32", "slots": "*i64", "cos": "*fp32", "sin": "*fp32", "q_weight": "*fp32",
-    "k_weight": "*fp32", "weight": "*fp32", "total": "*fp32", "sinks": "*bf16",
+    "k_weight": "*fp32", "weight": "*fp32", "added_weight": "*fp32", "total": "*fp32", "sinks": "*bf16",
 }  # fmt: skip
-_NUMBERS = {"scaling": "fp32", "softcap": "fp32", "eps": "fp32"}  # others are i32
+_NUMBERS = {"scaling": "fp32", "softcap": "fp32", "eps": "fp32", "added_eps": "fp32"}  # others are i32
 
 
 def compiled(kernel: Any, constants: dict[str, Any], dtype: torch.dtype, capability: int) -> dict[str, int]:
@@ -79,9 +79,11 @@ def cases(shared_memory: int) -> Iterator[tuple[str, Any, dict[str, Any], torch.
     layer = replace(layer, window=100, softcap=30.0, sinks=torch.zeros(1), cache_dtype=torch.bfloat16)
     options = paged_kernels._constants(paged_kernels.prompt_tiles(shape, 2, group, shared_memory)) | layer.constants()
     yield "prompt 128 bfloat16 with options", paged_attention.prompt_kernel, options, torch.bfloat16
-    norm = {"SIZE": 4096, "BLOCK": 4096, "IS_ADDED": True, "num_warps": 8}
-    yield "norm", layers.rms_norm_kernel, norm, torch.bfloat16
-    yield "silu", layers.silu_mul_kernel, {"SIZE": 14336, "BLOCK": 1024}, torch.bfloat16
+    norm = {"SIZE": 4096, "BLOCK": 4096, "IS_ADDED": True, "HAS_OUT": True, "num_warps": 8}
+    yield "norm", layers.rms_norm_kernel, norm | {"IS_ADDED_NORMED": False, "added_weight": None}, torch.bfloat16
+    yield "sandwich norm", layers.rms_norm_kernel, norm | {"SIZE": 5376, "BLOCK": 8192, "IS_ADDED_NORMED": True}, torch.bfloat16
+    yield "silu", layers.act_mul_kernel, {"SIZE": 14336, "BLOCK": 1024, "IS_GELU": False}, torch.bfloat16
+    yield "gelu", layers.act_mul_kernel, {"SIZE": 14336, "BLOCK": 1024, "IS_GELU": True}, torch.bfloat16
     rope = {"NUM_Q_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "V_HEAD_DIM": 128, "ROTARY_DIM": 128, "BLOCK": 128, "HEADS": 8}
     yield "rope", layers.rope_kernel, rope | {"HAS_NORMS": True, "HAS_CACHE": True}, torch.bfloat16
     write = {"NUM_KV_HEADS": 8, "HEAD_DIM": 128, "V_HEAD_DIM": 128, "BLOCK": 1024}

@@ -43,7 +43,9 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "mixtral": transformers.MixtralConfig(**HEAD_16, num_local_experts=4, num_experts_per_tok=2),
     "gemma": transformers.GemmaConfig(**HEAD_16),
     "gemma2": transformers.Gemma2Config(**HEAD_16, **WINDOW, query_pre_attn_scalar=16, layer_types=None),
-    "gemma3-text": transformers.Gemma3TextConfig(**HEAD_16, **WINDOW, query_pre_attn_scalar=16),
+    "gemma3-text": transformers.Gemma3TextConfig(
+        **HEAD_16, **WINDOW, query_pre_attn_scalar=16, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+    ),
     "phi": transformers.PhiConfig(**COMMON),
     "phi3": transformers.Phi3Config(**COMMON),
     "olmo2": transformers.Olmo2Config(**COMMON),

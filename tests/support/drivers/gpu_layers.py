@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
-from triptych_engine.runner.fusion.kernels import FusedKernels
+from triptych_engine.runner.fusion.kernels import FusedKernels, Norm
+from triptych_engine.runner.fusion.modules import ACTIVATIONS
 
 
 def check_layer_kernels(kernels: FusedKernels, device: torch.device, dtype: torch.dtype, tolerance: float) -> None:
@@ -20,10 +20,12 @@ def check_layer_kernels(kernels: FusedKernels, device: torch.device, dtype: torc
     _close(total, x + added.float(), 1e-6)
     _close(normed, _rms_norm(x + added.float(), weight, 1e-5), tolerance)
     assert (total.dtype, normed.dtype) == (torch.float32, dtype)
+    _check_sandwich_norm(x, added, Norm(weight, 1e-5), Norm(random(72, dtype=torch.float32), 1e-3), tolerance)
 
     gate_up = 40 * random(3, 2, 2 * 1100)  # more than a block, and steep
     gate, up = gate_up.float().chunk(2, -1)
-    _close(kernels.silu_mul(gate_up), nn.functional.silu(gate) * up, tolerance)
+    for activation in kernels.activations:
+        _close(kernels.act_mul(gate_up, activation), ACTIVATIONS[activation](gate) * up, tolerance)
 
     for rotary_dim, has_norms in ((24, False), (16, True)):
         qkv = random(7, (6 + 2 + 2) * 24)
@@ -35,6 +37,17 @@ def check_layer_kernels(kernels: FusedKernels, device: torch.device, dtype: torc
             parts = [_rms_norm(heads[:, :6], norms[0], norms[2]), _rms_norm(heads[:, 6:], norms[1], norms[2])]
             heads = torch.cat(parts, 1)
         _close(rotated, _rotate(heads, cos[:, None], sin[:, None]), tolerance)
+
+
+def _check_sandwich_norm(x: torch.Tensor, added: torch.Tensor, norm: Norm, post_norm: Norm, tolerance: float) -> None:
+    """What is added to the residual stream is normalised first. The last layer's is followed by no norm."""
+    from triptych_engine.runner.cuda.fused import Added, add, add_and_norm
+
+    expected = x + _rms_norm(added, post_norm.weight, post_norm.eps)
+    total, normed = add_and_norm(x, Added(added, post_norm), norm, added.dtype)
+    _close(total, expected, 1e-5)
+    _close(normed, _rms_norm(expected, norm.weight, norm.eps), tolerance)
+    assert torch.equal(add(x, Added(added, post_norm)), total)
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

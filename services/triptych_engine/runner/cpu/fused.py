@@ -18,12 +18,12 @@ from triptych_engine.runner.cpu.linear.packing import can_pack, pack
 from triptych_engine.runner.cpu.linear.quant import QuantLinear, UnquantizedLinear
 from triptych_engine.runner.cpu.model_kernel import ModelKernel
 from triptych_engine.runner.fusion.kernels import GatedRMSNorm, LayerParts, PackedLinear
-from triptych_engine.runner.fusion.rotary import PositionTables
+from triptych_engine.runner.fusion.rotary import PositionTables, Rotary
 from triptych_engine.runner.quantization.formats import HEAD_ON_THE_FLY, QuantFormat
 
 
 class CpuFusedKernels:
-    """See FusedKernels.
+    """See FusedKernels. Whole layers have no norms behind attention and MLP.
 
     Args:
         kernels: without them, only linear layers can be packed, by oneDNN.
@@ -31,13 +31,16 @@ class CpuFusedKernels:
         batch_invariant: a linear layer's result for a row must not depend on the number of rows.
     """
 
+    rotates_by_layer = False
+    activations: Sequence[str] = ("silu",)
+
     def __init__(self, kernels: CpuKernels | None, *, form: QuantFormat | None = None, batch_invariant: bool = False) -> None:
         self._kernels, self._form, self._batch_invariant = kernels, form, batch_invariant
         self.fuses = kernels is not None
         self.gated_rms_norm: GatedRMSNorm | None = None if kernels is None else kernels.new_recurrent_ops().gated_rms_norm
         if kernels is not None:
             self.rms_norm, self.add_rms_norm = kernels.rms_norm, kernels.add_rms_norm
-            self.qk_norm_rope, self.silu_mul = kernels.qk_norm_rope, kernels.silu_mul
+            self.qk_norm_rope = kernels.qk_norm_rope
 
     def computes(self, dtype: torch.dtype) -> bool:
         return can_pack(self._kernels, dtype)
@@ -66,10 +69,17 @@ class CpuFusedKernels:
             packed = UnquantizedLinear([linear], HEAD_ON_THE_FLY, quant)
         return WideHead(packed) if dtype == torch.bfloat16 else packed
 
+    def act_mul(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        if self._kernels is None or activation != "silu":
+            raise ValueError(f"no kernel computes {activation}")
+        return self._kernels.silu_mul(gate_up)
+
     def whole_layer(self, parts: LayerParts) -> LayerKernel | None:
         """The layer as a single kernel, if our own kernels compute all its products, from weights packed in one format."""
         own = [product for product in parts.products if isinstance(product, KernelLinear) and product.weight is not None]
         if self._kernels is None or len(own) < len(parts.products) or len({product.weight_format for product in own}) > 1:
+            return None
+        if parts.post_norms is not None:
             return None
         return LayerKernel(self._kernels, parts)
 
@@ -80,7 +90,7 @@ class CpuFusedKernels:
         self,
         stack: LayerStack,
         embedding: nn.Module,
-        rotary: tuple[nn.Module, torch.Tensor, torch.Tensor],
+        rotary: tuple[Rotary, torch.Tensor, torch.Tensor],
         norm: nn.Module,
         head: nn.Module,
     ) -> ModelKernel | None:

@@ -14,6 +14,7 @@ from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.linear.packing import packed_weight
 from triptych_engine.runner.fusion.adapters import current_adapters
 from triptych_engine.runner.fusion.kernels import LayerParts
+from triptych_engine.runner.fusion.rotary import CosSin
 
 
 class LayerKernel:
@@ -31,13 +32,13 @@ class LayerKernel:
         sinks = options["sinks"]
         sinks = None if sinks is None else sinks.float().contiguous()
         self._kept_alive = (parts, sinks)
-        (norm, norm_eps), (mlp_norm, mlp_norm_eps) = parts.norms
+        norm, mlp_norm = parts.norms
         q_norm, k_norm, qk_eps = parts.qk_norms if parts.qk_norms is not None else (None, None, 0.0)
         self.group = heads[0] // heads[1]  # query heads per key head
         self.args = DecoderLayerArgs(
-            norm.data_ptr(), mlp_norm.data_ptr(), _address(q_norm), _address(k_norm), *(packed_weight(one) for one in products),
-            _address(sinks), parts.ranks, *heads, options["window"], index, norm_eps, mlp_norm_eps, qk_eps, options["scaling"],
-            options["softcap"],
+            norm.weight.data_ptr(), mlp_norm.weight.data_ptr(), _address(q_norm), _address(k_norm),
+            *(packed_weight(one) for one in products), _address(sinks), parts.ranks, *heads, options["window"], index,
+            norm.eps, mlp_norm.eps, qk_eps, options["scaling"], options["softcap"],
         )  # fmt: skip
         self.weight_format: str = products[0].weight_format
         self.words_per_row = kernels.decoder_layer_workspace(self.args, self.weight_format)
@@ -50,9 +51,9 @@ class LayerKernel:
         heads = self.args.num_q_heads, self.args.num_kv_heads, self.args.head_dim, self.args.v_head_dim
         return self.weight_format, *sizes, *heads
 
-    def compute(self, backend: CpuAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def compute(self, backend: CpuAttention, x: torch.Tensor, rotations: Sequence[CosSin]) -> torch.Tensor:
         """Compute only this layer; see `LayerStack.compute`."""
-        return self._alone.compute(backend, x, cos, sin)
+        return self._alone.compute(backend, x, rotations)
 
 
 class LayerStack:
@@ -64,9 +65,9 @@ class LayerStack:
         self._addresses = (ctypes.c_void_p * len(layers))(*map(ctypes.addressof, self._args))
         self._indices = tuple(layer.index for layer in layers)
 
-    def compute(self, backend: CpuAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """x: [num_tokens, hidden_size] fp32, dense; cos, sin: [num_tokens, rotary_dim] fp32, dense. The result is like x."""
-        out = torch.empty_like(x)
+    def compute(self, backend: CpuAttention, x: torch.Tensor, rotations: Sequence[CosSin]) -> torch.Tensor:
+        """See `fusion.kernels.LayerStack`."""
+        out, (cos, sin) = torch.empty_like(x), rotations[0]
         self.run(backend, x.shape[0], x=x.data_ptr(), out=out.data_ptr(), cos=cos, sin=sin)
         return out
 

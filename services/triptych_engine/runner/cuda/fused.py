@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -12,10 +13,12 @@ from torch import nn
 from triptych_engine.runner.attention.paged import AttentionBackend, LayerShape
 from triptych_engine.runner.cuda.attention import CudaAttention
 from triptych_engine.runner.cuda.kernels import layers as kernels
-from triptych_engine.runner.fusion.kernels import GatedRMSNorm, LayerParts, PackedLinear
+from triptych_engine.runner.fusion.kernels import GatedRMSNorm, LayerParts, Norm, PackedLinear
+from triptych_engine.runner.fusion.modules import ACTIVATIONS
+from triptych_engine.runner.fusion.rotary import CosSin
 
 #: Numbers that a program computes.
-_SILU_BLOCK = _ROPE_BLOCK = 1024
+_ACT_BLOCK = _ROPE_BLOCK = 1024
 
 
 class CudaLinear(PackedLinear):
@@ -51,6 +54,8 @@ class CudaFusedKernels:
     """See FusedKernels. device: a GPU, or a CPU under Triton's interpreter."""
 
     fuses = True
+    rotates_by_layer = True
+    activations: Sequence[str] = tuple(ACTIVATIONS)
     gated_rms_norm: GatedRMSNorm | None = None
 
     def __init__(self, device: torch.device) -> None:
@@ -78,15 +83,13 @@ class CudaFusedKernels:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
         x = x.contiguous()
         out = torch.empty(x.shape, dtype=dtype, device=x.device)
-        _launch_norm(x, None, weight, None, out, eps)
+        _launch_norm(x, None, Norm(weight, eps), None, out)
         return out
 
     def add_rms_norm(
         self, x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        total, out = torch.empty_like(x), torch.empty_like(added)
-        _launch_norm(x, added, weight, total, out, eps)
-        return total, out
+        return add_and_norm(x, Added(added), Norm(weight, eps), added.dtype)
 
     def qk_norm_rope(
         self,
@@ -103,12 +106,12 @@ class CudaFusedKernels:
         _launch_rope(qkv, cos, sin, num_q_heads, shape, norms, out, (None, None, None))
         return out
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def act_mul(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         gate_up = gate_up.contiguous()
         size = gate_up.shape[-1] // 2
         out = torch.empty(*gate_up.shape[:-1], size, dtype=gate_up.dtype, device=gate_up.device)
-        grid = (gate_up.numel() // (2 * size), triton.cdiv(size, _SILU_BLOCK))
-        kernels.silu_mul_kernel[grid](gate_up, out, SIZE=size, BLOCK=_SILU_BLOCK)
+        grid = (gate_up.numel() // (2 * size), triton.cdiv(size, _ACT_BLOCK))
+        kernels.act_mul_kernel[grid](gate_up, out, SIZE=size, BLOCK=_ACT_BLOCK, IS_GELU=activation == "gelu_tanh")
         return out
 
     def whole_layer(self, parts: LayerParts) -> CudaLayers:
@@ -139,31 +142,57 @@ class CudaLayers:
     def shape(self) -> tuple[object, ...]:
         return ()  # layers that differ can be computed one after the other
 
-    def compute(self, backend: CudaAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        added, fused = None, self._fused
-        for layer in self.parts:
+    def compute(self, backend: CudaAttention, x: torch.Tensor, rotations: Sequence[CosSin]) -> torch.Tensor:
+        added: Added | None = None
+        for layer, (cos, sin) in zip(self.parts, rotations, strict=True):
             qkv, out, gate_up, down = layer.products
-            (weight, eps), (mlp_weight, mlp_eps) = layer.norms
-            if added is None:
-                normed = fused.rms_norm(x, weight, eps, cast(CudaLinear, qkv).dtype)
-            else:
-                x, normed = fused.add_rms_norm(x, added, weight, eps)
-            states, shape = qkv(normed), layer.cache_shape
+            dtype, shape = cast(CudaLinear, qkv).dtype, layer.cache_shape
+            attention_norm, mlp_norm = layer.norms
+            post_norms = layer.post_norms or (None, None)
+            x, normed = add_and_norm(x, added, attention_norm, dtype)
+            states = qkv(normed)
             query = torch.empty(len(states), layer.num_q_heads, shape.head_dim, dtype=states.dtype, device=states.device)
             place = backend.place(layer.index)
             _launch_rope(states, cos, sin, layer.num_q_heads, shape, layer.qk_norms, query, place)
             attended = backend.attend(layer.index, query, states.dtype, **layer.options)
-            x, normed = fused.add_rms_norm(x, out(attended.flatten(1)), mlp_weight, mlp_eps)
-            added = down(fused.silu_mul(gate_up(normed)))
-        return x if added is None else x + added
+            x, normed = add_and_norm(x, Added(out(attended.flatten(1)), post_norms[0]), mlp_norm, dtype)
+            added = Added(down(self._fused.act_mul(gate_up(normed), layer.activation)), post_norms[1])
+        return x if added is None else add(x, added)
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What is added to the residual stream. states: [num_tokens, hidden_size]; norm: of them, before they are added."""
+
+    states: torch.Tensor
+    norm: Norm | None = None
+
+
+def add_and_norm(x: torch.Tensor, added: Added | None, norm: Norm, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The residual stream with what is added to it, and its norm in `dtype`."""
+    total, out = x if added is None else torch.empty_like(x), torch.empty(x.shape, dtype=dtype, device=x.device)
+    _launch_norm(x, added, norm, total, out)
+    return total, out
+
+
+def add(x: torch.Tensor, added: Added) -> torch.Tensor:
+    """The residual stream with what is added to it."""
+    total = torch.empty_like(x)
+    _launch_norm(x, added, None, total, None)
+    return total
 
 
 def _launch_norm(
-    x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, total: torch.Tensor | None, out: torch.Tensor, eps: float
+    x: torch.Tensor, added: Added | None, norm: Norm | None, total: torch.Tensor | None, out: torch.Tensor | None
 ) -> None:
+    """x: [..., size]; total: where the sum goes; out: where the norm goes. Without `norm`, only the sum is stored."""
     size = x.shape[-1]
+    states, added_norm = (None, None) if added is None else (added.states, added.norm)
+    added_weight, added_eps = (None, 0.0) if added_norm is None else (added_norm.weight, added_norm.eps)
+    weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
     kernels.rms_norm_kernel[(x.numel() // size,)](
-        x, added, weight, total, out, eps, SIZE=size, BLOCK=triton.next_power_of_2(size), IS_ADDED=added is not None,
+        x, states, added_weight, weight, total, out, added_eps, eps, SIZE=size, BLOCK=triton.next_power_of_2(size),
+        IS_ADDED=added is not None, IS_ADDED_NORMED=added_norm is not None, HAS_OUT=norm is not None,
         num_warps=4 if size <= 2048 else 8,
     )  # fmt: skip
 

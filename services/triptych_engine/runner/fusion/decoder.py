@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +22,7 @@ from triptych_engine.runner.attention.paged import AttentionBackend, attending
 from triptych_engine.runner.fusion.calls import ModuleCall, is_same_tensor, recorded_calls
 from triptych_engine.runner.fusion.kernels import FusedKernels, WholeModel
 from triptych_engine.runner.fusion.layer import FusedDecoderLayer, first_tokens, trial_backend
-from triptych_engine.runner.fusion.rotary import RotaryTables
+from triptych_engine.runner.fusion.rotary import Rotation, dense
 from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class Decoder:
 
     Args:
         embedding: token ids [1, num_tokens] -> [1, num_tokens, hidden_size].
-        rotary: hidden states, position ids -> cosines and sines, [1, num_tokens, rotary_dim] each.
+        rotations: of the layers, in turn.
         layers: all with a kernel, of one shape.
         norm: [n, hidden_size] -> [n, hidden_size].
         head: [1, n, hidden_size] -> [1, n, vocab_size].
@@ -42,25 +43,24 @@ class Decoder:
         self,
         kernels: FusedKernels,
         embedding: nn.Module,
-        rotary: nn.Module,
+        rotations: Sequence[Rotation],
         layers: Sequence[FusedDecoderLayer],
         norm: nn.Module,
         head: nn.Module,
     ) -> None:
         self._kernels = kernels
-        self._embedding, self._rotary, self._layers, self._norm, self._head = embedding, rotary, layers, norm, head
+        self._embedding, self._rotations, self._layers, self._norm, self._head = embedding, rotations, layers, norm, head
         self._stack = kernels.stack([layer.kernel for layer in layers])
-        self._tables = RotaryTables()
-        self._ends = (embedding, rotary, norm, head)
+        self._ends = (embedding, *(rotation.module for rotation in dict.fromkeys(rotations)), norm, head)
         self._num_hooks = _num_hooks(self._ends)  # of a bfloat16 model's embedding, one that widens its result
         self._whole: WholeModel | None = None
 
     @torch.inference_mode()
     def compute_as_one(self, token_ids: torch.Tensor, position_ids: torch.Tensor) -> None:
         """Compute all parts in one call from now on, if the kernels can. Arguments as of `find_decoder`."""
-        embedding, rotary, norm, head = self._ends
-        hidden = embedding(token_ids[None, :1])
-        self._whole = self._kernels.whole_model(self._stack, embedding, (rotary, hidden, position_ids), norm, head)
+        hidden = self._embedding(token_ids[None, :1])
+        rotary = self._rotations[0], hidden, position_ids
+        self._whole = self._kernels.whole_model(self._stack, self._embedding, rotary, self._norm, self._head)
 
     def compute_by_parts(self) -> None:
         """Compute the parts in several calls from now on."""
@@ -84,9 +84,9 @@ class Decoder:
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         embeds = self._embedding(token_ids[None]) if inputs_embeds is None else inputs_embeds
-        tables = self._tables.dense(self._rotary(embeds, position_ids))
+        tables = {one: dense(one(embeds, position_ids)) for one in dict.fromkeys(self._rotations)}
         states = embeds[0] if embeds.dtype == torch.float32 else embeds[0].float()
-        states = self._stack.compute(backend, states.contiguous(), *tables)
+        states = self._stack.compute(backend, states.contiguous(), [tables[rotation] for rotation in self._rotations])
         hidden: torch.Tensor = self._norm(states if wanted is None else states[wanted])
         return hidden
 
@@ -136,14 +136,19 @@ def find_decoder(
         return None
     own_names = {module: name for name, module in model.named_modules()}
 
-    def find() -> list[str] | None:
+    def find() -> list[list[str]] | None:
         parts = _find_parts(model, kernels, layers, token_ids, position_ids)
-        return None if parts is None else [own_names[part] for part in parts]
+        if parts is None:
+            return None
+        return [[own_names[module] for module in parts.ends], *([own_names[one.module], *one.args] for one in parts.rotations)]
 
     names = verdicts.of(question, find)
     if names is None:
         return None
-    decoder = _decoder_of(kernels, layers, [model.get_submodule(name) for name in names])
+    ends, *rotations = names
+    embedding, norm, head = map(model.get_submodule, ends)
+    parts = _Parts((embedding, norm, head), [Rotation(model.get_submodule(name), tuple(args)) for name, *args in rotations])
+    decoder = _decoder_of(kernels, layers, parts)
     is_one_call = _becomes_one_call(decoder, token_ids, position_ids)
     # Asked first: a rank that computes by parts would not take part in what the others compute to compare.
     if not verdicts.of(f"{question} can be one call", lambda: is_one_call) or not verdicts.of(
@@ -153,9 +158,17 @@ def find_decoder(
     return decoder
 
 
-def _decoder_of(kernels: FusedKernels, layers: Sequence[FusedDecoderLayer], parts: Sequence[nn.Module]) -> Decoder:
-    embedding, rotary, norm, head = parts
-    return Decoder(kernels, embedding, rotary, layers, norm, head)
+@dataclass(frozen=True)
+class _Parts:
+    """What a decoder has besides its layers: embedding, last norm and head; and the rotary embedding of each layer."""
+
+    ends: tuple[nn.Module, nn.Module, nn.Module]
+    rotations: list[Rotation]
+
+
+def _decoder_of(kernels: FusedKernels, layers: Sequence[FusedDecoderLayer], parts: _Parts) -> Decoder:
+    embedding, norm, head = parts.ends
+    return Decoder(kernels, embedding, parts.rotations, layers, norm, head)
 
 
 def _find_parts(
@@ -164,12 +177,12 @@ def _find_parts(
     layers: Sequence[FusedDecoderLayer],
     token_ids: torch.Tensor,
     position_ids: torch.Tensor,
-) -> list[nn.Module] | None:
-    """Embedding, rotary embedding, last norm and head of the decoder that the model is, if they compute what the model does."""
+) -> _Parts | None:
+    """The parts of the decoder that the model is, if they compute what the model does."""
     inside = {part for layer in layers for part in layer.modules()} - set(layers)
     calls, result = recorded_calls(model, [part for part in model.modules() if part not in inside], token_ids, position_ids)
     parts = _parts_of(model, layers, calls, result.logits, position_ids)
-    if parts is None:
+    if parts is None or (len(set(parts.rotations)) > 1 and not kernels.rotates_by_layer):
         return None
     try:
         if _computes_the_same(_decoder_of(kernels, layers, parts), model, kernels, layers, token_ids, position_ids):
@@ -187,27 +200,41 @@ def _parts_of(
     calls: Sequence[ModuleCall],
     logits: torch.Tensor,
     position_ids: torch.Tensor,
-) -> list[nn.Module] | None:
+) -> _Parts | None:
     """The parts, if each gets what the one before it returned. Each layer must be called once."""
     stack = [call for call in calls if call.module in set(layers)]
-    tables = stack[0].position_embeddings
-    if [call.module for call in stack] != list(layers) or any(call.position_embeddings is not tables for call in stack):
+    if [call.module for call in stack] != list(layers):
         return None
-    rotary = [call for call in calls if call.output is tables and _gets(call, stack[0].input, position_ids)]
+    rotations = [_rotation_of(layer, calls, stack[0].input, position_ids) for layer in stack]
     embeddings = [call for call in calls if call.module is model.get_input_embeddings()]
     heads = [call for call in calls if call.module is model.get_output_embeddings() and is_same_tensor(call.output, logits)]
     norms = [call for call in calls if call not in stack and stack[-1].hands_on_to(call)]
-    if not (len(rotary) == len(embeddings) == len(heads) == len(norms) == 1):
+    if not (len(embeddings) == len(heads) == len(norms) == 1):
         return None
     if not all(before.hands_on_to(call) for before, call in pairwise([*embeddings, *stack, *norms, *heads])):
         return None
-    return [calls[0].module for calls in (embeddings, rotary, norms, heads)]
+    known = [rotation for rotation in rotations if rotation is not None]
+    if len(known) < len(rotations):
+        return None
+    return _Parts((embeddings[0].module, norms[0].module, heads[0].module), known)
 
 
-def _gets(call: ModuleCall, *tensors: torch.Tensor) -> bool:
-    """Whether these are all arguments of a call, in this order."""
-    given = [*call.args, *call.kwargs.values()]
-    return len(given) == len(tensors) and all(map(is_same_tensor, given, tensors))
+def _rotation_of(
+    layer: ModuleCall, calls: Sequence[ModuleCall], hidden: torch.Tensor, position_ids: torch.Tensor
+) -> Rotation | None:
+    """What made a layer's cosines and sines, of the embeddings and the position ids."""
+    made = [call for call in calls if call.output is layer.position_embeddings]
+    if len(made) != 1:
+        return None
+    given = [*made[0].args, *made[0].kwargs.values()]
+    args = tuple(given[2:])
+    if (
+        len(given) < 2
+        or not all(map(is_same_tensor, given, (hidden, position_ids)))
+        or not all(isinstance(arg, str) for arg in args)
+    ):
+        return None
+    return Rotation(made[0].module, args)
 
 
 def _computes_the_same(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from triptych_engine.runner.attention.paged import AttentionBackend, LayerShape
+from triptych_engine.runner.fusion.rotary import CosSin, Rotary
 
 
 class PackedLinear(nn.Module):
@@ -22,23 +23,35 @@ class PackedLinear(nn.Module):
 
 
 @dataclass(frozen=True)
+class Norm:
+    """An RMS norm: x / rms(x) * weight. weight: [size] fp32."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
 class LayerParts:
     """A decoder layer of the common kind.
 
     Attributes:
         index: index of the layer in the attention backend.
-        norms: weight [hidden_size] fp32 and epsilon, before the attention and before the MLP.
+        norms: before the attention and before the MLP.
+        post_norms: of what attention and MLP return, before it is added to the residual stream; None for none.
         qk_norms: weights [head_dim] fp32 of queries' and keys' norms, and their epsilon; None for none.
         products: q/k/v concatenated, output, gate and up concatenated, down.
+        activation: of the MLP, one of `FusedKernels.activations`.
         options: options of the attention backend's `forward`.
         ranks: address of what adds up the outputs of the second and the fourth product, of ranks that have shares of the layer;
             None if it is whole.
     """
 
     index: int
-    norms: tuple[tuple[torch.Tensor, float], tuple[torch.Tensor, float]]
+    norms: tuple[Norm, Norm]
+    post_norms: tuple[Norm, Norm] | None
     qk_norms: tuple[torch.Tensor, torch.Tensor, float] | None
     products: tuple[PackedLinear, PackedLinear, PackedLinear, PackedLinear]
+    activation: str
     num_q_heads: int
     cache_shape: LayerShape
     options: dict[str, Any]
@@ -48,10 +61,12 @@ class LayerParts:
 class LayerStack(Protocol):
     """Layers that are computed in one call; each one gets the result of the previous one."""
 
-    def compute(self, backend: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """x: [num_tokens, hidden_size] fp32, dense; cos, sin: [num_tokens, rotary_dim] fp32, dense. The result is like x.
+    def compute(self, backend: Any, x: torch.Tensor, rotations: Sequence[CosSin]) -> torch.Tensor:
+        """x: [num_tokens, hidden_size] fp32, dense. The result is like x.
 
-        backend: one that `FusedKernels.attends_with` accepts.
+        Args:
+            backend: one that `FusedKernels.attends_with` accepts.
+            rotations: of each layer; all the same unless `FusedKernels.rotates_by_layer`.
         """
         ...
 
@@ -93,6 +108,10 @@ class FusedKernels(Protocol):
 
     #: Whether it computes more than products.
     fuses: bool
+    #: Whether layers of a stack may have rotary embeddings of their own.
+    rotates_by_layer: bool
+    #: Names of the activations that `act_mul` knows: "silu"; "gelu_tanh", which is GELU approximated by tanh.
+    activations: Sequence[str]
     #: None if there is no such kernel.
     gated_rms_norm: GatedRMSNorm | None
 
@@ -151,8 +170,8 @@ class FusedKernels(Protocol):
         """
         ...
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(first half) * second half over the last dimension; [..., 2 * size] -> [..., size]."""
+    def act_mul(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """activation(first half) * second half over the last dimension; [..., 2 * size] -> [..., size]."""
         ...
 
     def whole_layer(self, parts: LayerParts) -> WholeLayer | None:
@@ -167,7 +186,7 @@ class FusedKernels(Protocol):
         self,
         stack: Any,
         embedding: nn.Module,
-        rotary: tuple[nn.Module, torch.Tensor, torch.Tensor],
+        rotary: tuple[Rotary, torch.Tensor, torch.Tensor],
         norm: nn.Module,
         head: nn.Module,
     ) -> WholeModel | None:

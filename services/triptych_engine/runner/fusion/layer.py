@@ -34,10 +34,16 @@ _STREAM_TOLERANCE = 1e-6
 _QUANT_TOLERANCE = 2e-2
 #: Block size of the KV cache in which a layer is verified.
 TRIAL_BLOCK_SIZE = 16
+#: Names of a layer's norms: before the attention and before the MLP; then behind them, before the residual stream is added.
+_NORMS = (
+    ("input_layernorm", "pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"),
+    ("input_layernorm", "post_attention_layernorm"),
+)
 
 
 class FusedDecoderLayer(nn.Module):
-    """norm, q/k/v, rope, attention, output product, add and norm, gated MLP, add.
+    """norm, q/k/v, rope, attention, output product, add and norm, gated MLP, add. Some families normalise what attention and MLP
+    return, too.
 
     Args:
         layer: a layer whose parts are already replaced (see `optimize`).
@@ -48,10 +54,8 @@ class FusedDecoderLayer(nn.Module):
     def __init__(self, layer: nn.Module, call: AttentionCall, kernels: FusedKernels, tables: RotaryTables) -> None:
         super().__init__()
         attention: Any = layer.self_attn
-        norms: list[Any] = [layer.input_layernorm, layer.post_attention_layernorm]
         self._kernels = kernels
-        self._norm: FusedRMSNorm = norms[0]
-        self._mlp_weight, self._mlp_eps = norms[1].scale, norms[1].eps
+        self._norms: list[FusedRMSNorm] = [getattr(layer, name) for name in _norm_names(layer)]
         self._qkv: PackedLinear = attention.q_proj.product
         self._out: PackedLinear = attention.o_proj
         self._mlp: Any = layer.mlp
@@ -74,14 +78,19 @@ class FusedDecoderLayer(nn.Module):
         x = hidden_states[0].contiguous()
         cos, sin = self.tables.dense(position_embeddings)
         if self.kernel is not None and self._kernels.attends_with(backend):
-            return self.kernel.compute(backend, x, cos, sin)[None]
+            return self.kernel.compute(backend, x, [(cos, sin)])[None]
         num_q_heads, num_kv_heads = self._num_q_heads, self._num_kv_heads
-        qkv = self._qkv(self._norm(x))
+        norm, mlp_norm, *post_norms = self._norms
+        qkv = self._qkv(norm(x))
         qk = self._kernels.qk_norm_rope(qkv, cos, sin, num_q_heads, num_kv_heads, self._head_dim, self._qk_norms)
         value = qkv[:, (num_q_heads + num_kv_heads) * self._head_dim :].view(-1, num_kv_heads, self._v_head_dim)
         attended = backend.forward(self.index, qk[:, :num_q_heads], qk[:, num_q_heads:], value, **self._options)
-        x, normed = self._kernels.add_rms_norm(x, self._out(attended.flatten(1)), self._mlp_weight, self._mlp_eps)
-        return x.add_(self._mlp(normed))[None]
+        added = self._out(attended.flatten(1))
+        if post_norms:
+            added = post_norms[0](added)
+        x, normed = self._kernels.add_rms_norm(x, added, mlp_norm.scale, mlp_norm.eps)
+        added = self._mlp(normed)
+        return x.add_(post_norms[1](added) if post_norms else added)[None]
 
     def linears(self) -> list[tuple[int, PackedLinear, tuple[int, ...]]]:
         """Its products: the number of the first linear layer of each, in the order q, k, v, output, gate, up, down; and the number
@@ -126,9 +135,10 @@ class FusedDecoderLayer(nn.Module):
     def join(self) -> None:
         """Compute the layer as a whole, if the kernels can, with the products as they are now."""
         products = (self._qkv, self._out, self._mlp.gate_up, self._mlp.down)
-        norms = (self._norm.scale, self._norm.eps), (self._mlp_weight, self._mlp_eps)
+        norm, mlp_norm, *post_norms = (one.norm for one in self._norms)
         parts = LayerParts(
-            self.index, norms, self._qk_norms, products, self._num_q_heads, self.cache_shape, self._options
+            self.index, (norm, mlp_norm), (post_norms[0], post_norms[1]) if post_norms else None, self._qk_norms, products,
+            self._mlp.activation, self._num_q_heads, self.cache_shape, self._options,
         )  # fmt: skip
         self.kernel = self._kernels.whole_layer(parts)
 
@@ -175,11 +185,15 @@ def _has_parts(layer: nn.Module) -> bool:
     attention: Any = getattr(layer, "self_attn", None)
     if attention is None:
         return False
-    wanted = {"input_layernorm": FusedRMSNorm, "post_attention_layernorm": FusedRMSNorm, "mlp": GatedMLP}
+    wanted = {**dict.fromkeys(_norm_names(layer), FusedRMSNorm), "mlp": GatedMLP}
     parts = {"q_proj": LinearPart, "k_proj": LinearPart, "v_proj": LinearPart, "o_proj": PackedLinear}
     if hasattr(attention, "q_norm"):
         parts |= {"q_norm": FusedRMSNorm, "k_norm": FusedRMSNorm}
     return _consists_of(layer, wanted | {"self_attn": type(attention)}) and _consists_of(attention, parts)
+
+
+def _norm_names(layer: nn.Module) -> tuple[str, ...]:
+    return next((names for names in _NORMS if all(hasattr(layer, name) for name in names)), _NORMS[-1])
 
 
 def _consists_of(module: nn.Module, parts: dict[str, type]) -> bool:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
-from triptych_engine.runner.fusion.kernels import FusedKernels, PackedLinear
+from triptych_engine.runner.fusion.kernels import FusedKernels, Norm, PackedLinear
+
+#: By the names of `FusedKernels.activations`.
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": nn.functional.silu,
+    "gelu_tanh": functools.partial(nn.functional.gelu, approximate="tanh"),
+}
+
+
+def activation_name(act_fn: Callable[[torch.Tensor], torch.Tensor]) -> str | None:
+    """Which of `ACTIVATIONS` it is; None if it is another one."""
+    sample = torch.linspace(-20, 20, 401)
+    return next((name for name, known in ACTIVATIONS.items() if torch.allclose(act_fn(sample), known(sample), atol=1e-6)), None)
 
 
 class SharedProduct:
@@ -54,21 +67,24 @@ class LinearPart(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)) as two products and one kernel between them. x: [..., hidden_size].
+    """down(activation(gate(x)) * up(x)) as two products and one kernel between them. x: [..., hidden_size].
 
     Args:
+        activation: one of `FusedKernels.activations`.
         names: of the three layers in the family.
     """
 
-    def __init__(self, gate: nn.Module, up: nn.Module, down: nn.Module, kernels: FusedKernels, names: tuple[str, str, str]) -> None:
+    def __init__(
+        self, gate: nn.Module, up: nn.Module, down: nn.Module, activation: str, kernels: FusedKernels, names: tuple[str, str, str]
+    ) -> None:
         super().__init__()
-        self.names = names
+        self.activation, self.names = activation, names
         #: Its two products; the first one is gate and up, concatenated.
         self.gate_up, self.down = kernels.pack(gate, up), kernels.pack(down)
         self._kernels = kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self._kernels.silu_mul(self.gate_up(x)))
+        return self.down(self._kernels.act_mul(self.gate_up(x), self.activation))
 
 
 class FusedRMSNorm(nn.Module):
@@ -77,6 +93,11 @@ class FusedRMSNorm(nn.Module):
     def __init__(self, weight: torch.Tensor, eps: float, dtype: torch.dtype, kernels: FusedKernels) -> None:
         super().__init__()
         self.scale, self.eps, self.dtype, self._kernels = weight.float().contiguous(), eps, dtype, kernels
+
+    @property
+    def norm(self) -> Norm:
+        """What a kernel needs of it."""
+        return Norm(self.scale, self.eps)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._kernels.rms_norm(x, self.scale, self.eps, self.dtype)

@@ -35,7 +35,14 @@ from triptych_common.host.memory import return_free_memory
 
 from triptych_engine.runner.fusion.kernels import FusedKernels, PackedLinear
 from triptych_engine.runner.fusion.layer import fuse_layers
-from triptych_engine.runner.fusion.modules import FusedGatedRMSNorm, FusedRMSNorm, GatedMLP, LinearPart, SharedProduct
+from triptych_engine.runner.fusion.modules import (
+    FusedGatedRMSNorm,
+    FusedRMSNorm,
+    GatedMLP,
+    LinearPart,
+    SharedProduct,
+    activation_name,
+)
 from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
@@ -168,9 +175,11 @@ def _gated_mlp(module: nn.Module, module_name: str, kernels: FusedKernels, verdi
     if linears is None or not type(module).__name__.endswith("MLP"):
         return None
     gate, up, down = linears
-    if (gate.bias is None) != (up.bias is None):
+    act_fn = getattr(module, "act_fn", None)
+    activation = "silu" if act_fn is None else activation_name(act_fn)
+    if (gate.bias is None) != (up.bias is None) or activation is None or activation not in kernels.activations:
         return None
-    fused = GatedMLP(gate, up, down, kernels, names)
+    fused = GatedMLP(gate, up, down, activation, kernels, names)
 
     def computes_the_same() -> bool:
         sample = torch.randn(1, 3, gate.in_features, generator=torch.Generator().manual_seed(0))

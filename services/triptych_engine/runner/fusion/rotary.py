@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+#: Cosines and sines of a step's positions, [num_tokens, rotary_dim] fp32 each, dense.
+CosSin = tuple[torch.Tensor, torch.Tensor]
+#: Hidden states, position ids -> cosines and sines, [1, num_tokens, rotary_dim] each.
+Rotary = Callable[[torch.Tensor, torch.Tensor], Any]
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The rotary embedding of a layer. args: what the module gets besides hidden states and position ids, such as a layer type."""
+
+    module: nn.Module
+    args: tuple[str, ...] = ()
+
+    def __call__(self, hidden: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        return self.module(hidden, position_ids, *self.args)
+
+
+def dense(position_embeddings: Any) -> CosSin:
+    """cos and sin, [1, num_tokens, rotary_dim] each, made dense."""
+    cos, sin = (part.view(part.shape[-2:]).float().contiguous() for part in position_embeddings)
+    return cos, sin
+
 
 class RotaryTables:
-    """Cosines and sines of a step. All layers get the same ones, so they are made dense only once."""
+    """Cosines and sines of a step. Most layers get the same ones as the layer before, so they are made dense only once."""
 
     def __init__(self) -> None:
         self._given: Any = None
-        self._dense: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._dense: CosSin | None = None
 
-    def dense(self, position_embeddings: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, [1, num_tokens, rotary_dim] each, as [num_tokens, rotary_dim] fp32, dense."""
+    def dense(self, position_embeddings: Any) -> CosSin:
+        """See `dense`."""
         if self._dense is None or position_embeddings is not self._given:
-            cos, sin = (part.view(part.shape[-2:]).float().contiguous() for part in position_embeddings)
-            self._given, self._dense = position_embeddings, (cos, sin)
+            self._given, self._dense = position_embeddings, dense(position_embeddings)
         return self._dense
 
 
@@ -33,12 +56,11 @@ class PositionTables:
     They grow with the positions that are used. In float32, 4,096 positions of 64 dimensions take 2 MB.
 
     Args:
-        rotary: hidden states, position ids -> cosines and sines, [1, num_tokens, rotary_dim] each.
         hidden: [1, 1, hidden_size], of which only shape, dtype and device matter.
         position_ids: in the model's form; the largest one is the last of the context.
     """
 
-    def __init__(self, rotary: nn.Module, hidden: torch.Tensor, position_ids: torch.Tensor) -> None:
+    def __init__(self, rotary: Rotary, hidden: torch.Tensor, position_ids: torch.Tensor) -> None:
         self._rotary, self._hidden = rotary, hidden
         self._num_axes = 0 if position_ids.ndim == 2 else len(position_ids)
         # Beyond the context, some models scale the angles of all positions that are computed together.
@@ -47,7 +69,7 @@ class PositionTables:
         self._most = _MOST_BYTES // max(1, 2 * self._cos.shape[1] * self._cos.itemsize)
 
     @classmethod
-    def find(cls, rotary: nn.Module, hidden: torch.Tensor, position_ids: torch.Tensor) -> PositionTables | None:
+    def find(cls, rotary: Rotary, hidden: torch.Tensor, position_ids: torch.Tensor) -> PositionTables | None:
         """None if a token's cosines depend on other tokens, as where a scale depends on the longest context so far.
 
         Args:

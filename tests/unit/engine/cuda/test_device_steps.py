@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from support.builders.engine import GREEDY, a_tiny_llama_config, save_random_model
-from support.builders.text_families import HEAD_16, WINDOW
+from support.builders.text_families import FAMILIES, HEAD_16
 from support.drivers.engine import EngineDriver, in_this_process
 from transformers import PretrainedConfig
 from triptych_engine.runner import builder
@@ -50,11 +50,8 @@ CASES = {
     # Beside the layers: 4 for the ids of tokens that the host may not know, embedding, 2 conversions, 6 for the rotation, the last
     # sum, rows, norm, head and its conversion.
     "Llama": Case(lambda: a_tiny_llama_config(num_hidden_layers=NUM_LAYERS), True, layer_launches=9, step_launches=18),
-    # Four norms of the layer and two of heads; the rotation takes ten operations of torch.
-    "Gemma 3": Case(
-        lambda: transformers.Gemma3TextConfig(**HEAD_16, **WINDOW, query_pre_attn_scalar=16), False,
-        layer_launches=29, step_launches=18,
-    ),
+    # The same. Beside the layers, a second rotary embedding of 6, and the scale of the embedding 2.
+    "Gemma 3": Case(lambda: FAMILIES["gemma3-text"], True, layer_launches=9, step_launches=26),
     # Beside norms, rotation and attention, of the experts: router and choice 4, order of their tokens 7, two grouped products,
     # activation 2, weights 1, sum 4.
     "Qwen3-MoE": Case(
@@ -115,7 +112,7 @@ class OnDevice:
         return recorded
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture
 def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 
@@ -125,6 +122,7 @@ def on_device(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> On
     return OnDevice(save_random_model(tmp_path, case.config(), dtype=torch.bfloat16), monkeypatch)
 
 
+@pytest.mark.parametrize("case", CASES, indirect=True)
 def test_what_a_step_launches(case: Case, on_device: OnDevice):
     """As many kernels whatever the number of sequences; with recorded steps, one replay and those that sample."""
     assert on_device.is_fused == case.is_fused
@@ -146,6 +144,7 @@ def test_what_a_step_launches(case: Case, on_device: OnDevice):
     assert replayed.total() == SAMPLING_LAUNCHES, replayed
 
 
+@pytest.mark.parametrize("case", ["Llama"], indirect=True)
 def test_what_waits_or_is_elsewhere_is_found(on_device: OnDevice):
     """The pretended GPU is as strict as a real one."""
     on_device.add(1)

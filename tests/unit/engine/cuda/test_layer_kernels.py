@@ -28,12 +28,12 @@ from triptych_engine.runner.cuda.fused import CudaFusedKernels, CudaLayers
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 5e-3)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 5e-3), (torch.bfloat16, 3e-2)])
 def test_they_match_plain_torch(dtype: torch.dtype, tolerance: float):
     check_layer_kernels(CudaFusedKernels(CPU), CPU, dtype, tolerance)
 
 
-@pytest.mark.parametrize("family", ["qwen3"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3-text"])
 def test_a_whole_engine_computes_what_transformers_does(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Recognised, checked at load, and run in ragged chunks with a prefix hit, as on a GPU."""
     save_random_model(tmp_path, FAMILIES[family])
@@ -50,7 +50,7 @@ def test_a_whole_engine_computes_what_transformers_does(family: str, tmp_path: P
     launches = Launches(monkeypatch)
     backend = driver.runner._backend
     backend.begin(first_tokens(1))
-    inputs = torch.randn(1, 64), torch.ones(1, 16), torch.zeros(1, 16)
+    inputs = torch.randn(1, 64), [(torch.ones(1, 16), torch.zeros(1, 16))] * len(stack.parts)
     with launches, torch.inference_mode():
         stack.compute(backend, *inputs)
     assert len(launches.names) == 9 * len(stack.parts) + 1, launches.names

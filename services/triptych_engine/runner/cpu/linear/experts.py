@@ -14,6 +14,7 @@ from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.linear.layers import KernelLinear
 from triptych_engine.runner.cpu.linear.packing import packed_weight
 from triptych_engine.runner.fusion.kernels import PackedLinear
+from triptych_engine.runner.fusion.modules import activation_name
 from triptych_engine.runner.quantization.experts import (
     Activation,
     ClampedSwiglu,
@@ -107,6 +108,4 @@ def _kind_of(activation: Activation) -> tuple[int, float, float] | None:
     """The kernels' number of an activation with its alpha and limit; None if they do not know it."""
     if isinstance(activation, ClampedSwiglu):
         return 1, activation.alpha, activation.limit
-    sample = torch.linspace(-20, 20, 401)
-    is_silu = torch.allclose(cast(Gated, activation).act_fn(sample), nn.functional.silu(sample))
-    return (0, 0.0, 0.0) if is_silu else None
+    return (0, 0.0, 0.0) if activation_name(cast(Gated, activation).act_fn) == "silu" else None

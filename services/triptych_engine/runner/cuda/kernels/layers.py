@@ -7,31 +7,64 @@ import triton.language as tl
 
 
 @triton.jit
-def rms_norm_kernel(x, added, weight, total, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, IS_ADDED: tl.constexpr):
-    """x / rms(x) * weight; with IS_ADDED of the sum of x and `added`, which is stored too. Grid: [rows]."""
+def _normed(values, weight, eps, index, mask, SIZE: tl.constexpr):
+    """values / rms(values) * weight of a row, which is 0 beyond its end."""
+    scale = tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
+    return values * scale * tl.load(weight + index, mask=mask, other=0.0)
+
+
+@triton.jit
+def rms_norm_kernel(
+    x,
+    added,
+    added_weight,
+    weight,
+    total,
+    out,
+    added_eps,
+    eps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IS_ADDED: tl.constexpr,
+    IS_ADDED_NORMED: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+):
+    """x / rms(x) * weight; with IS_ADDED of the sum of x and `added`, which is stored too. Grid: [rows].
+
+    With IS_ADDED_NORMED, what is added is normalised first. Without HAS_OUT, only the sum is stored.
+    """
     row = tl.program_id(0).to(tl.int64) * SIZE
     index = tl.arange(0, BLOCK)
     mask = index < SIZE
     values = tl.load(x + row + index, mask=mask, other=0.0).to(tl.float32)
     if IS_ADDED:
-        values += tl.load(added + row + index, mask=mask, other=0.0).to(tl.float32)
+        more = tl.load(added + row + index, mask=mask, other=0.0).to(tl.float32)
+        values += _normed(more, added_weight, added_eps, index, mask, SIZE) if IS_ADDED_NORMED else more
         tl.store(total + row + index, values, mask=mask)
-    scale = tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
-    result = values * scale * tl.load(weight + index, mask=mask, other=0.0)
-    tl.store(out + row + index, result.to(out.dtype.element_ty), mask=mask)
+    if HAS_OUT:
+        result = _normed(values, weight, eps, index, mask, SIZE)
+        tl.store(out + row + index, result.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """silu(first half of a row) * second half. Grid: [rows, blocks of a half]."""
+def activated(gate, IS_GELU: tl.constexpr):
+    """silu(gate); with IS_GELU gelu(gate), approximated by tanh. Both are gate * sigmoid(z), of another z."""
+    z = gate
+    if IS_GELU:
+        z = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 * sqrt(2 / pi); tanh(z / 2) = 2 * sigmoid(z) - 1
+    small = tl.exp(-tl.abs(z))  # without overflow
+    return gate * tl.where(z >= 0, 1.0, small) / (1.0 + small)
+
+
+@triton.jit
+def act_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, IS_GELU: tl.constexpr):
+    """activated(first half of a row) * second half. Grid: [rows, blocks of a half]."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = index < SIZE
     gate = tl.load(gate_up + row * 2 * SIZE + index, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * SIZE + SIZE + index, mask=mask, other=0.0).to(tl.float32)
-    small = tl.exp(-tl.abs(gate))  # without overflow
-    silu = gate * tl.where(gate >= 0, 1.0, small) / (1.0 + small)
-    tl.store(out + row * SIZE + index, (silu * up).to(out.dtype.element_ty), mask=mask)
+    tl.store(out + row * SIZE + index, (activated(gate, IS_GELU) * up).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
