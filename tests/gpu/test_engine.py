@@ -10,7 +10,7 @@ import torch
 from support.builders.engine import GREEDY, a_tiny_llama_config, save_random_model
 from support.builders.text_families import HEAD_16, WINDOW
 from support.drivers.engine import EngineDriver
-from transformers import Gemma3TextConfig
+from transformers import Gemma3TextConfig, Qwen3MoeConfig
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput
 from triptych_engine.scheduling.request import Request
 
@@ -24,6 +24,7 @@ SIZES = {**HEAD_16, "hidden_size": 256, "head_dim": 64, "max_position_embeddings
 CONFIGS = [
     a_tiny_llama_config(hidden_size=256, head_dim=64, max_position_embeddings=1024),
     Gemma3TextConfig(**SIZES, **WINDOW, layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+    Qwen3MoeConfig(**SIZES, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=128),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.drivers.attention import worst_difference
-from support.drivers.gpu_layers import check_layer_kernels
+from support.drivers.gpu_layers import a_moe, check_layer_kernels, check_moe
 from triptych_engine.runner.attention.paged import LayerShape
 from triptych_engine.runner.attention.plain import TorchAttention
 from triptych_engine.runner.backends import choose_backend
@@ -56,6 +56,15 @@ def test_layer_kernels_match_plain_torch(dtype: torch.dtype):
     from triptych_engine.runner.cuda.fused import CudaFusedKernels
 
     check_layer_kernels(CudaFusedKernels(DEVICE), DEVICE, dtype, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("num_tokens", [1, 40, 700])
+def test_mixtures_match_plain_torch(num_tokens: int, dtype: torch.dtype):
+    from triptych_engine.runner.cuda.fused import CudaFusedKernels
+
+    parts = a_moe(DEVICE, dtype, num_experts=24, top_k=6, hidden=1000, inner=264)
+    check_moe(CudaFusedKernels(DEVICE), parts, num_tokens, TOLERANCE[dtype])
 
 
 def test_they_are_chosen():

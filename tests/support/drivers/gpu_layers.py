@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from triptych_engine.runner.fusion.kernels import FusedKernels, Norm
+from torch import nn
+from triptych_engine.runner.fusion.kernels import FusedKernels, MoEParts, Norm
 from triptych_engine.runner.fusion.modules import ACTIVATIONS
 
 
@@ -48,6 +51,48 @@ def _check_sandwich_norm(x: torch.Tensor, added: torch.Tensor, norm: Norm, post_
     _close(total, expected, 1e-5)
     _close(normed, _rms_norm(expected, norm.weight, norm.eps), tolerance)
     assert torch.equal(add(x, Added(added, post_norm)), total)
+
+
+def check_moe(kernels: FusedKernels, parts: MoEParts, num_tokens: int, tolerance: float) -> None:
+    """A mixture of experts on random tokens: as a module, and its outputs where the next norm adds them up."""
+    from triptych_engine.runner.cuda.fused import Added, add
+
+    hidden, dtype, device = parts.down.shape[1], parts.down.dtype, parts.down.device
+    x = torch.randn(num_tokens, hidden, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    moe: Any = kernels.moe(parts)
+    expected, counts = _moe(x, parts), moe.new_counts(1)[0]
+    _close(moe(x[None])[0], expected, tolerance)
+    states, shares = moe.outputs(x, counts)
+    stream = torch.linspace(-1, 1, x.numel(), device=device).view(x.shape)
+    _close(add(stream, Added(states, None, shares)), stream + expected, tolerance)
+    assert int(counts.sum()) == num_tokens * parts.top_k
+
+
+def a_moe(
+    device: torch.device, dtype: torch.dtype, *, num_experts: int, top_k: int, hidden: int, inner: int, **options: Any
+) -> MoEParts:
+    """Random weights whose results are about 1. options: further ones of MoEParts."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return (torch.randn(*shape, generator=generator) * shape[-1] ** -0.5).to(device, dtype)
+
+    options = {"router_bias": None, "is_normalized": True, "activation": "silu", **options}
+    gate_up, down = 2 * random(num_experts, 2 * inner, hidden), 2 * random(num_experts, hidden, inner)
+    return MoEParts(router=random(num_experts, hidden), gate_up=gate_up, down=down, top_k=top_k, **options)
+
+
+def _moe(x: torch.Tensor, parts: MoEParts) -> torch.Tensor:
+    """In float32, each token by itself; of equal logits the first expert's counts."""
+    logits = nn.functional.linear(x, parts.router, parts.router_bias).float()
+    rows = []
+    for row, logit in zip(x.float(), logits, strict=True):
+        chosen = logit.sort(dim=-1, descending=True, stable=True).indices[: parts.top_k]
+        shares = logit[chosen].softmax(0) if parts.is_normalized else logit.softmax(0)[chosen]
+        gate, up = (parts.gate_up[chosen].float() @ row).chunk(2, -1)
+        inner = ACTIVATIONS[parts.activation](gate) * up
+        rows.append((shares[:, None] * (parts.down[chosen].float() @ inner[..., None])[..., 0]).sum(0))
+    return torch.stack(rows)
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -11,12 +11,14 @@ import gc
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triptych_engine.runner.model_runner import ModelRunner
 from triptych_engine.runner.transfer import HostToDevice
-from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 
 META = torch.device("meta")
 #: Where a graph of objects leaves what belongs to a runner.
@@ -70,6 +72,21 @@ class Launches(TorchDispatchMode):
             return False
         tensors = [value for value in (result, *args) if isinstance(value, torch.Tensor)]
         return not tensors or any(tensor.device == self._device for tensor in tensors)
+
+
+def multiply_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `tl.dot` multiply bfloat16 under Triton's interpreter, which has these numbers as integers of 16 bits."""
+    multiply = InterpreterBuilder.create_dot
+
+    def widened(number: TensorHandle) -> TensorHandle:
+        if number.dtype.scalar != tl.bfloat16:
+            return number
+        return TensorHandle((number.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(builder: InterpreterBuilder, a: TensorHandle, b: TensorHandle, *others: Any) -> TensorHandle:
+        return multiply(builder, widened(a), widened(b), *others)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
 def move_to_pretended_gpu(runner: ModelRunner) -> None:

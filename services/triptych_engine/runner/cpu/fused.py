@@ -17,7 +17,7 @@ from triptych_engine.runner.cpu.linear.layers import Bf16Linear, KernelLinear, W
 from triptych_engine.runner.cpu.linear.packing import can_pack, pack
 from triptych_engine.runner.cpu.linear.quant import QuantLinear, UnquantizedLinear
 from triptych_engine.runner.cpu.model_kernel import ModelKernel
-from triptych_engine.runner.fusion.kernels import GatedRMSNorm, LayerParts, PackedLinear
+from triptych_engine.runner.fusion.kernels import GatedRMSNorm, LayerParts, MoEParts, PackedLinear
 from triptych_engine.runner.fusion.rotary import PositionTables, Rotary
 from triptych_engine.runner.quantization.formats import HEAD_ON_THE_FLY, QuantFormat
 
@@ -56,6 +56,9 @@ class CpuFusedKernels:
     def experts(self, experts: nn.Module) -> nn.Module | None:
         return None if self._kernels is None else pack_experts(experts, self.pack, self._kernels)
 
+    def moe(self, parts: MoEParts) -> None:
+        return None
+
     def head(self, linear: nn.Module) -> nn.Module | None:
         if type(linear) is not nn.Linear or (kernels := self._kernels) is None:
             return None
@@ -79,7 +82,7 @@ class CpuFusedKernels:
         own = [product for product in parts.products if isinstance(product, KernelLinear) and product.weight is not None]
         if self._kernels is None or len(own) < len(parts.products) or len({product.weight_format for product in own}) > 1:
             return None
-        if parts.post_norms is not None:
+        if parts.post_norms is not None or parts.moe is not None:
             return None
         return LayerKernel(self._kernels, parts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,7 +13,8 @@ from torch import nn
 from triptych_engine.runner.attention.paged import AttentionBackend, LayerShape
 from triptych_engine.runner.cuda.attention import CudaAttention
 from triptych_engine.runner.cuda.kernels import layers as kernels
-from triptych_engine.runner.fusion.kernels import GatedRMSNorm, LayerParts, Norm, PackedLinear
+from triptych_engine.runner.cuda.moe import CudaMoE
+from triptych_engine.runner.fusion.kernels import GatedRMSNorm, LayerParts, MoEParts, Norm, PackedLinear
 from triptych_engine.runner.fusion.modules import ACTIVATIONS
 from triptych_engine.runner.fusion.rotary import CosSin
 
@@ -75,6 +76,9 @@ class CudaFusedKernels:
     def experts(self, experts: nn.Module) -> nn.Module | None:
         return None
 
+    def moe(self, parts: MoEParts) -> CudaMoE:
+        return CudaMoE(parts)
+
     def head(self, linear: nn.Module) -> nn.Module | None:
         if type(linear) is not nn.Linear or linear.weight.dtype == torch.float32:
             return None
@@ -131,21 +135,29 @@ class CudaFusedKernels:
 
 
 class CudaLayers:
-    """Decoder layers, see WholeLayer and LayerStack: nine launches for each, eleven if a step has decoding sequences whose keys are
-    split, and prompts. Keys are rotated on their way to the cache. What a layer adds to the residual stream is added by the next
-    one's norm."""
+    """Decoder layers, see WholeLayer and LayerStack: nine launches for each, ten for a mixture of experts; two more if a step has
+    decoding sequences whose keys are split, and prompts. Keys are rotated on their way to the cache. What a layer adds to the
+    residual stream is added by the next one's norm."""
 
     def __init__(self, parts: Sequence[LayerParts], fused: CudaFusedKernels) -> None:
         self.parts, self._fused = list(parts), fused
+        self._mixtures = [layer.moe for layer in parts if isinstance(layer.moe, CudaMoE)]
 
     @property
     def shape(self) -> tuple[object, ...]:
         return ()  # layers that differ can be computed one after the other
 
+    def _new_counts(self) -> Iterator[torch.Tensor]:
+        """The counts of each mixture, all made by one launch."""
+        if not self._mixtures:
+            return iter(())
+        return iter(max(self._mixtures, key=lambda one: one.num_experts).new_counts(len(self._mixtures)))
+
     def compute(self, backend: CudaAttention, x: torch.Tensor, rotations: Sequence[CosSin]) -> torch.Tensor:
         added: Added | None = None
+        counts = self._new_counts()
         for layer, (cos, sin) in zip(self.parts, rotations, strict=True):
-            qkv, out, gate_up, down = layer.products
+            qkv, out, *mlp = layer.products
             dtype, shape = cast(CudaLinear, qkv).dtype, layer.cache_shape
             attention_norm, mlp_norm = layer.norms
             post_norms = layer.post_norms or (None, None)
@@ -156,16 +168,28 @@ class CudaLayers:
             _launch_rope(states, cos, sin, layer.num_q_heads, shape, layer.qk_norms, query, place)
             attended = backend.attend(layer.index, query, states.dtype, **layer.options)
             x, normed = add_and_norm(x, Added(out(attended.flatten(1)), post_norms[0]), mlp_norm, dtype)
-            added = Added(down(self._fused.act_mul(gate_up(normed), layer.activation)), post_norms[1])
+            if isinstance(layer.moe, CudaMoE):
+                states, shares = layer.moe.outputs(normed, next(counts))
+                added = Added(states, post_norms[1], shares)
+            else:
+                gate_up, down = mlp
+                added = Added(down(self._fused.act_mul(gate_up(normed), layer.activation)), post_norms[1])
         return x if added is None else add(x, added)
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What is added to the residual stream. states: [num_tokens, hidden_size]; norm: of them, before they are added."""
+    """What is added to the residual stream.
+
+    Attributes:
+        states: [num_tokens, hidden_size], or [num_tokens * n, hidden_size] with shares.
+        norm: of their sum, before it is added.
+        shares: [num_tokens, n] fp32, factors of the n states of each token.
+    """
 
     states: torch.Tensor
     norm: Norm | None = None
+    shares: torch.Tensor | None = None
 
 
 def add_and_norm(x: torch.Tensor, added: Added | None, norm: Norm, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -187,12 +211,13 @@ def _launch_norm(
 ) -> None:
     """x: [..., size]; total: where the sum goes; out: where the norm goes. Without `norm`, only the sum is stored."""
     size = x.shape[-1]
-    states, added_norm = (None, None) if added is None else (added.states, added.norm)
+    states, added_norm, shares = (None, None, None) if added is None else (added.states, added.norm, added.shares)
+    num_added = 0 if added is None else 1 if shares is None else shares.shape[1]
     added_weight, added_eps = (None, 0.0) if added_norm is None else (added_norm.weight, added_norm.eps)
     weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
     kernels.rms_norm_kernel[(x.numel() // size,)](
-        x, states, added_weight, weight, total, out, added_eps, eps, SIZE=size, BLOCK=triton.next_power_of_2(size),
-        IS_ADDED=added is not None, IS_ADDED_NORMED=added_norm is not None, HAS_OUT=norm is not None,
+        x, states, shares, added_weight, weight, total, out, added_eps, eps, SIZE=size, BLOCK=triton.next_power_of_2(size),
+        NUM_ADDED=num_added, HAS_SHARES=shares is not None, IS_ADDED_NORMED=added_norm is not None, HAS_OUT=norm is not None,
         num_warps=4 if size <= 2048 else 8,
     )  # fmt: skip
 

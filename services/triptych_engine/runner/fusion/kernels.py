@@ -23,6 +23,30 @@ class PackedLinear(nn.Module):
 
 
 @dataclass(frozen=True)
+class MoEParts:
+    """A mixture of experts that chooses by a softmax: a token's experts are those with the highest logits of the router.
+
+    Attributes:
+        router: [num_experts, hidden_size], and its bias [num_experts] or None.
+        gate_up, down: [num_experts, 2 * inner, hidden_size], gate first, and [num_experts, hidden_size, inner].
+        is_normalized: whether the shares of a token's experts add up to 1.
+        activation: one of `FusedKernels.activations`.
+    """
+
+    router: torch.Tensor
+    router_bias: torch.Tensor | None
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    top_k: int
+    is_normalized: bool
+    activation: str
+
+
+class FusedMoE(nn.Module):
+    """The router of a mixture and its experts, see `FusedKernels.moe`. x: [..., hidden_size]; the result is like x."""
+
+
+@dataclass(frozen=True)
 class Norm:
     """An RMS norm: x / rms(x) * weight. weight: [size] fp32."""
 
@@ -39,8 +63,9 @@ class LayerParts:
         norms: before the attention and before the MLP.
         post_norms: of what attention and MLP return, before it is added to the residual stream; None for none.
         qk_norms: weights [head_dim] fp32 of queries' and keys' norms, and their epsilon; None for none.
-        products: q/k/v concatenated, output, gate and up concatenated, down.
-        activation: of the MLP, one of `FusedKernels.activations`.
+        products: q/k/v concatenated, output; of a gated MLP also gate and up concatenated, down.
+        activation: of a gated MLP, one of `FusedKernels.activations`.
+        moe: the mixture of experts that a layer has in place of a gated MLP.
         options: options of the attention backend's `forward`.
         ranks: address of what adds up the outputs of the second and the fourth product, of ranks that have shares of the layer;
             None if it is whole.
@@ -50,8 +75,9 @@ class LayerParts:
     norms: tuple[Norm, Norm]
     post_norms: tuple[Norm, Norm] | None
     qk_norms: tuple[torch.Tensor, torch.Tensor, float] | None
-    products: tuple[PackedLinear, PackedLinear, PackedLinear, PackedLinear]
+    products: tuple[PackedLinear, ...]
     activation: str
+    moe: FusedMoE | None
     num_q_heads: int
     cache_shape: LayerShape
     options: dict[str, Any]
@@ -130,6 +156,10 @@ class FusedKernels(Protocol):
     def experts(self, experts: nn.Module) -> nn.Module | None:
         """What takes the place of a module with a layer's experts, and has their weights from then on. None if there is nothing
         faster, or if it would compute something else."""
+        ...
+
+    def moe(self, parts: MoEParts) -> FusedMoE | None:
+        """A mixture of experts with its router; None if there is nothing faster."""
         ...
 
     def head(self, linear: nn.Module) -> nn.Module | None:

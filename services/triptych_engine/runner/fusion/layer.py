@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMetadata, LayerShape, attending, current_backend
 from triptych_engine.runner.fusion.calls import AttentionCall, AttentionRecorder, ModuleCall, recorded_calls
-from triptych_engine.runner.fusion.kernels import FusedKernels, LayerParts, PackedLinear, WholeLayer
+from triptych_engine.runner.fusion.kernels import FusedKernels, FusedMoE, LayerParts, PackedLinear, WholeLayer
 from triptych_engine.runner.fusion.modules import FusedRMSNorm, GatedMLP, LinearPart
 from triptych_engine.runner.fusion.rotary import RotaryTables
 from triptych_engine.runner.verdicts import Verdicts
@@ -42,8 +42,8 @@ _NORMS = (
 
 
 class FusedDecoderLayer(nn.Module):
-    """norm, q/k/v, rope, attention, output product, add and norm, gated MLP, add. Some families normalise what attention and MLP
-    return, too.
+    """norm, q/k/v, rope, attention, output product, add and norm, gated MLP or mixture of experts, add. Some families also
+    normalise what attention and MLP return.
 
     Args:
         layer: a layer whose parts are already replaced (see `optimize`).
@@ -93,16 +93,14 @@ class FusedDecoderLayer(nn.Module):
         return x.add_(post_norms[1](added) if post_norms else added)[None]
 
     def linears(self) -> list[tuple[int, PackedLinear, tuple[int, ...]]]:
-        """Its products: the number of the first linear layer of each, in the order q, k, v, output, gate, up, down; and the number
-        of outputs of its layers."""
+        """Its products but those of experts: the number of the first linear layer of each, in the order q, k, v, output, gate, up,
+        down; and the number of outputs of its layers."""
         heads = self._num_q_heads * self._head_dim, self._num_kv_heads * self._head_dim, self._num_kv_heads * self._v_head_dim
-        inner, down = self._mlp.down.in_features, self._mlp.down
-        return [
-            (0, self._qkv, heads),
-            (3, self._out, (self._out.out_features,)),
-            (4, self._mlp.gate_up, (inner, inner)),
-            (6, down, (down.out_features,)),
-        ]
+        linears = [(0, self._qkv, heads), (3, self._out, (self._out.out_features,))]
+        if isinstance(self._mlp, GatedMLP):
+            inner, down = self._mlp.down.in_features, self._mlp.down
+            linears += [(4, self._mlp.gate_up, (inner, inner)), (6, down, (down.out_features,))]
+        return linears
 
     @property
     def cache_shape(self) -> LayerShape:
@@ -134,11 +132,12 @@ class FusedDecoderLayer(nn.Module):
 
     def join(self) -> None:
         """Compute the layer as a whole, if the kernels can, with the products as they are now."""
-        products = (self._qkv, self._out, self._mlp.gate_up, self._mlp.down)
+        moe = self._mlp if isinstance(self._mlp, FusedMoE) else None
+        products = (self._qkv, self._out) if moe is not None else (self._qkv, self._out, self._mlp.gate_up, self._mlp.down)
         norm, mlp_norm, *post_norms = (one.norm for one in self._norms)
         parts = LayerParts(
             self.index, (norm, mlp_norm), (post_norms[0], post_norms[1]) if post_norms else None, self._qk_norms, products,
-            self._mlp.activation, self._num_q_heads, self.cache_shape, self._options,
+            self._mlp.activation if moe is None else "", moe, self._num_q_heads, self.cache_shape, self._options,
         )  # fmt: skip
         self.kernel = self._kernels.whole_layer(parts)
 
@@ -185,8 +184,8 @@ def _has_parts(layer: nn.Module) -> bool:
     attention: Any = getattr(layer, "self_attn", None)
     if attention is None:
         return False
-    wanted = {**dict.fromkeys(_norm_names(layer), FusedRMSNorm), "mlp": GatedMLP}
-    parts = {"q_proj": LinearPart, "k_proj": LinearPart, "v_proj": LinearPart, "o_proj": PackedLinear}
+    wanted = {**dict.fromkeys(_norm_names(layer), FusedRMSNorm), "mlp": (GatedMLP, FusedMoE)}
+    parts: dict[str, Any] = {"q_proj": LinearPart, "k_proj": LinearPart, "v_proj": LinearPart, "o_proj": PackedLinear}
     if hasattr(attention, "q_norm"):
         parts |= {"q_norm": FusedRMSNorm, "k_norm": FusedRMSNorm}
     return _consists_of(layer, wanted | {"self_attn": type(attention)}) and _consists_of(attention, parts)
@@ -196,7 +195,7 @@ def _norm_names(layer: nn.Module) -> tuple[str, ...]:
     return next((names for names in _NORMS if all(hasattr(layer, name) for name in names)), _NORMS[-1])
 
 
-def _consists_of(module: nn.Module, parts: dict[str, type]) -> bool:
+def _consists_of(module: nn.Module, parts: dict[str, Any]) -> bool:
     children = dict(module.named_children())
     # Other modules without weights are allowed, for example rotary embeddings: the comparison shows whether they matter.
     extra = [child for name, child in children.items() if name not in parts and any(True for _ in child.parameters())]

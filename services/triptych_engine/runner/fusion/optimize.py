@@ -2,7 +2,8 @@
 
 - The weights of linear layers are packed once. On a CPU, weights whose numbers are all bfloat16, even if the model is float32, are
   stored as bfloat16 in our own layout, others in oneDNN's layout. q, k and v, which read the same input, become one product;
-- gated MLPs become two products and one kernel between them, the experts of a mixture one kernel;
+- gated MLPs become two products and one kernel between them, the experts of a mixture one kernel, on GPUs with their router (see
+  moe.py);
 - RMS norms become one kernel. Norms and MLPs are recognised by name and verified on random input before they are replaced, so
   that a family with another formula keeps its own modules;
 - decoder layers of the common kind become one kernel, or four products and five kernels (see layer.py).
@@ -43,6 +44,7 @@ from triptych_engine.runner.fusion.modules import (
     SharedProduct,
     activation_name,
 )
+from triptych_engine.runner.fusion.moe import fused_moe
 from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
@@ -93,6 +95,8 @@ def optimize(
         wide = model.dtype != torch.float32 and num_norms > 0 and not others
         _replace_head(model, kernels)
         _replace(model, lambda module, name: _gated_mlp(module, name, kernels, verdicts))
+        if not getattr(model.config.get_text_config(), "output_router_logits", False):  # which the model reads from its routers
+            _replace(model, lambda module, name: fused_moe(module, name, kernels, verdicts))
         _replace(model, lambda module, name: kernels.experts(module))
     _share_products(model, kernels)
     num_linears = _replace(model, lambda module, name: _packed_linear(module, kernels))

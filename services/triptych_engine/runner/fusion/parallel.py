@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from triptych_engine.runner.fusion.kernels import FusedKernels, LayerParts, PackedLinear, WholeLayer, WholeModel
+from triptych_engine.runner.fusion.kernels import FusedKernels, LayerParts, MoEParts, PackedLinear, WholeLayer, WholeModel
 from triptych_engine.runner.parallel.group import HostMemory
 from triptych_engine.runner.parallel.modules import GatheredLinear, RowParallelLinear
 
@@ -52,6 +52,9 @@ class ParallelKernels:
         own = linear.linear
         head = self._kernels.head(own) or (self._kernels.pack(own) if self._kernels.takes([own]) else None)
         return None if head is None else linear.with_linear(head)
+
+    def moe(self, parts: MoEParts) -> None:
+        return None  # the ranks add up what their shares of the experts compute
 
     def whole_layer(self, parts: LayerParts) -> WholeLayer | None:
         qkv, out, gate_up, down = parts.products

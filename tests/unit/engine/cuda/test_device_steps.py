@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from support.builders.engine import GREEDY, a_tiny_llama_config, save_random_model
-from support.builders.text_families import FAMILIES, HEAD_16
+from support.builders.text_families import FAMILIES
 from support.drivers.engine import EngineDriver, in_this_process
 from transformers import PretrainedConfig
 from triptych_engine.runner import builder
+from triptych_engine.runner.model import loader
 from triptych_engine.scheduling.output import NewSequence, SchedulerOutput
 
 pytest.importorskip("triton", minversion="3.7")  # the interpreter of 3.6 fails with NumPy 2.4
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton's interpreter is off on a machine with a GPU", allow_module_level=True)
 
-from support.drivers.pretended_gpu import Launches, move_to_pretended_gpu
+from support.drivers.pretended_gpu import Launches, move_to_pretended_gpu, multiply_bfloat16
 from triptych_engine.runner.cuda import paged_kernels
 from triptych_engine.runner.cuda.attention import CudaAttention
 from triptych_engine.runner.cuda.fused import CudaFusedKernels
@@ -52,12 +52,9 @@ CASES = {
     "Llama": Case(lambda: a_tiny_llama_config(num_hidden_layers=NUM_LAYERS), True, layer_launches=9, step_launches=18),
     # The same. Beside the layers, a second rotary embedding of 6, and the scale of the embedding 2.
     "Gemma 3": Case(lambda: FAMILIES["gemma3-text"], True, layer_launches=9, step_launches=26),
-    # Beside norms, rotation and attention, of the experts: router and choice 4, order of their tokens 7, two grouped products,
-    # activation 2, weights 1, sum 4.
-    "Qwen3-MoE": Case(
-        lambda: transformers.Qwen3MoeConfig(**HEAD_16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16), False,
-        layer_launches=42, step_launches=17,
-    ),
+    # In place of gate and up, SiLU, down: the router's product, the choice, gate and up with SiLU, down. Beside the layers, zeros
+    # for the counts of their experts' tokens.
+    "Qwen3-MoE": Case(lambda: FAMILIES["qwen3-moe"], True, layer_launches=10, step_launches=19),
 }  # fmt: skip
 #: What a step launches beside the model: greedy tokens 4.
 SAMPLING_LAUNCHES = 4
@@ -70,8 +67,9 @@ class OnDevice:
         monkeypatch.setattr(builder, "choose_backend", lambda *args, **options: CudaAttention(CPU))
         monkeypatch.setattr(builder, "fused_kernels", lambda *args: CudaFusedKernels(CPU))
         monkeypatch.setattr(builder, "load_kernels", lambda: None)
-        # Triton's interpreter has no bfloat16. That the kernels compute the right numbers is what other tests are about.
-        monkeypatch.setattr(builder, "check_cache", lambda *args: None)
+        multiply_bfloat16(monkeypatch)
+        # Each token takes long under Triton's interpreter.
+        monkeypatch.setattr(loader, "NUM_PROBE_TOKENS", 4)
         driver = EngineDriver(path, max_num_seqs=MAX_SEQS, max_model_len=MAX_MODEL_LEN, num_blocks=32, dtype=torch.bfloat16)
         self.runner = driver.runner
         self.is_fused = self.runner._model.decoder is not None

@@ -16,6 +16,7 @@ from triptych_engine.runner import builder
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.fusion.decoder import Decoder
 from triptych_engine.runner.fusion.layer import first_tokens
+from triptych_engine.runner.model import loader
 
 pytest.importorskip("triton", minversion="3.7")  # the interpreter of 3.6 fails with NumPy 2.4
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -33,10 +34,11 @@ def test_they_match_plain_torch(dtype: torch.dtype, tolerance: float):
     check_layer_kernels(CudaFusedKernels(CPU), CPU, dtype, tolerance)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3-text"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3-text", "qwen3-moe"])
 def test_a_whole_engine_computes_what_transformers_does(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Recognised, checked at load, and run in ragged chunks with a prefix hit, as on a GPU."""
     save_random_model(tmp_path, FAMILIES[family])
+    monkeypatch.setattr(loader, "NUM_PROBE_TOKENS", 8)  # each one takes long under Triton's interpreter
     expected = transformers_greedy(tmp_path, PROMPTS, 3, eos_token_id=None)
     monkeypatch.setattr(builder, "choose_backend", lambda *args, **options: CudaAttention(CPU))
     monkeypatch.setattr(builder, "fused_kernels", lambda *args: CudaFusedKernels(CPU))
@@ -53,7 +55,10 @@ def test_a_whole_engine_computes_what_transformers_does(family: str, tmp_path: P
     inputs = torch.randn(1, 64), [(torch.ones(1, 16), torch.zeros(1, 16))] * len(stack.parts)
     with launches, torch.inference_mode():
         stack.compute(backend, *inputs)
-    assert len(launches.names) == 9 * len(stack.parts) + 1, launches.names
+    # A mixture takes one more in each layer, and one for all layers.
+    num_mixtures = sum(layer.moe is not None for layer in stack.parts)
+    assert num_mixtures == (len(stack.parts) if family == "qwen3-moe" else 0)
+    assert len(launches.names) == 9 * len(stack.parts) + 1 + (num_mixtures + 1 if num_mixtures else 0), launches.names
 
 
 @pytest.mark.long

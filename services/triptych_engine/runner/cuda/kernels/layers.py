@@ -17,6 +17,7 @@ def _normed(values, weight, eps, index, mask, SIZE: tl.constexpr):
 def rms_norm_kernel(
     x,
     added,
+    shares,
     added_weight,
     weight,
     total,
@@ -25,20 +26,26 @@ def rms_norm_kernel(
     eps,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    IS_ADDED: tl.constexpr,
+    NUM_ADDED: tl.constexpr,
+    HAS_SHARES: tl.constexpr,
     IS_ADDED_NORMED: tl.constexpr,
     HAS_OUT: tl.constexpr,
 ):
-    """x / rms(x) * weight; with IS_ADDED of the sum of x and `added`, which is stored too. Grid: [rows].
+    """x / rms(x) * weight; with NUM_ADDED of the sum of x and as many rows of `added`, which is stored too. Grid: [rows].
 
-    With IS_ADDED_NORMED, what is added is normalised first. Without HAS_OUT, only the sum is stored.
+    With HAS_SHARES each added row is multiplied by its share; with IS_ADDED_NORMED their sum is normalised. Without HAS_OUT, only
+    the sum is stored.
     """
-    row = tl.program_id(0).to(tl.int64) * SIZE
+    number = tl.program_id(0).to(tl.int64)
+    row = number * SIZE
     index = tl.arange(0, BLOCK)
     mask = index < SIZE
     values = tl.load(x + row + index, mask=mask, other=0.0).to(tl.float32)
-    if IS_ADDED:
-        more = tl.load(added + row + index, mask=mask, other=0.0).to(tl.float32)
+    if NUM_ADDED > 0:
+        more = tl.zeros([BLOCK], tl.float32)
+        for which in tl.static_range(NUM_ADDED):
+            one = tl.load(added + row * NUM_ADDED + which * SIZE + index, mask=mask, other=0.0).to(tl.float32)
+            more += one * tl.load(shares + number * NUM_ADDED + which) if HAS_SHARES else one
         values += _normed(more, added_weight, added_eps, index, mask, SIZE) if IS_ADDED_NORMED else more
         tl.store(total + row + index, values, mask=mask)
     if HAS_OUT:
