@@ -66,7 +66,7 @@ $(VENV)/.dev: $(VENV)/.created pyproject.toml clients/python/pyproject.toml cons
 
 install: $(VENV)/.dev ## Make the virtual environment with all that development needs
 
-serve: $(VENV)/.run ## Serve a model: make serve [PORT=8000] [MODEL=directory, built-in name or hub id] [ARGS='--max-model-len 2048']
+serve: $(VENV)/.run ## Serve a model: make serve [PORT=8000] [MODEL=directory, GGUF file, built-in name or hub id] [ARGS='--max-model-len 2048']
 	@exec $(BIN)/triptych serve $(MODEL) --port $(PORT) $(ARGS)
 
 models-of-tests: $(VENV)/.dev

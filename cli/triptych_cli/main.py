@@ -74,7 +74,7 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="[NAME=]MODEL",
-            help=f"A directory, a built-in name or a hub id (org/name).  [default: {DEFAULT_MODEL}]",
+            help=f"A directory, a GGUF file, a built-in name or a hub id (org/name).  [default: {DEFAULT_MODEL}]",
             autocompletion=complete_model,
         ),
     ] = None,

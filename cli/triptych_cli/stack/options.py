@@ -105,7 +105,7 @@ def options_of_models(
     """The options of each model.
 
     Args:
-        models: each is a directory, a built-in name or a hub id, or NAME= and one of these.
+        models: each is a directory, a GGUF file, a built-in name or a hub id, or NAME= and one of these.
         common: what all of them have in common.
         by_model: field of ServeOptions -> what was given: a value for all models, or NAME=VALUE.
 

@@ -55,7 +55,7 @@ class LocalServer:
     garbage collected, and when this process ends in any way, SIGKILL included.
 
     Args:
-        model: a directory, a built-in name or a hub id.
+        model: a directory, a GGUF file, a built-in name or a hub id.
         log_level: write the services' log from this level on to standard error. By default nothing is shown.
         log_file: append the services' log to this file instead.
         engine, frontend, encoder, gateway: settings of single services, as `{"max_num_seqs": 64}`.

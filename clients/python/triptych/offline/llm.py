@@ -31,7 +31,8 @@ class LLM(TextMethods, PoolingMethods):
     requests, and leaves the services running.
 
     Args:
-        model: a directory, a built-in name or a hub id. With `address`: a name of a served model; empty for the only one.
+        model: a directory, a GGUF file, a built-in name or a hub id. With `address`: a name of a served model; empty for the only
+            one.
         address: host:port of a frontend that runs already.
         api_key, tls: for the connection to `address`.
         log_level: write the services' log from this level on to standard error. By default nothing is shown.

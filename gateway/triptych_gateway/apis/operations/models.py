@@ -21,7 +21,7 @@ class ManagedModel(BaseModel):
     """A model of this machine."""
 
     name: str
-    source: Annotated[str, Field(description="A directory, a built-in name or a hub id.")]
+    source: Annotated[str, Field(description="A directory, a GGUF file, a built-in name or a hub id.")]
     state: State
     pinned: Annotated[bool, Field(description="It never sleeps to make room for others.")]
     memory_bytes: Annotated[int, Field(description="What it may take while it is awake; 0 if there is no limit.")]
@@ -51,7 +51,7 @@ class ModelName(_Body):
 class NewModel(_Body):
     """A model to load."""
 
-    source: Annotated[str, Field(min_length=1, description="A directory, a built-in name or a hub id.")]
+    source: Annotated[str, Field(min_length=1, description="A directory, a GGUF file, a built-in name or a hub id.")]
     name: Annotated[str, Field(description="The name that requests use; by default that of the source.")] = ""
     num_engines: Annotated[int, Field(ge=1, le=16)] = 1
 
