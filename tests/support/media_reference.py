@@ -15,6 +15,8 @@ from triptych_common.media.limits import MediaLimits
 from triptych_encoder.media.video import decode_video
 from triptych_encoder.media.video_processor import QwenVideoProcessor
 
+from support.lfm2_vl_reference import reference_image_processor
+
 _NO_LIMITS = MediaLimits(1 << 30, 1 << 30, 1e4, 1e4, 1 << 40)
 
 
@@ -22,7 +24,8 @@ def image_inputs(path: Path, image: Image.Image) -> dict[str, torch.Tensor]:
     """Inputs from transformers' own image processor, called as the family's processor calls it."""
     model_type = transformers.AutoConfig.from_pretrained(path).model_type
     options: dict[str, Any] = {"internvl": {"crop_to_patches": True}, "mistral3": {"patch_size": 16}}.get(model_type, {})
-    features = AutoImageProcessor.from_pretrained(path)([image], return_tensors="pt", **options)
+    processor = reference_image_processor(path) if model_type == "lfm2_vl" else AutoImageProcessor.from_pretrained(path)
+    features = processor([image], return_tensors="pt", **options)
     return {name: tensor for name, tensor in features.items() if name not in ("num_patches", "num_crops", "rows", "cols")}
 
 

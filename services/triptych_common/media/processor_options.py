@@ -23,12 +23,17 @@ NOT_FOR_REQUESTS = frozenset(
         "patch_size",
         "merge_size",
         "temporal_patch_size",
+        "encoder_patch_size",
+        "downsample_factor",
+        "return_row_col_info",
     }
 )
 #: Smaller edges would cut an image into too many tiles.
 _MIN_EDGE = 8
 _MAX_EDGE = 4096
 _MAX_TILES = 64
+#: Of one image. The weights of the families that have this option were trained with 256.
+_MAX_IMAGE_TOKENS = 4096
 
 
 def check_option_numbers(options: Mapping[str, Any], max_pixels: int, field: str) -> None:
@@ -57,8 +62,10 @@ def _check_numbers(name: str, value: Any, max_pixels: int, field: str) -> None:
 
 
 def _range(name: str, max_pixels: int) -> tuple[int, int]:
-    if name.endswith(("patches", "num_crops")):
+    if name.endswith(("patches", "num_crops", "_tiles")):
         return 0, _MAX_TILES
-    if name.endswith(("height", "width", "pinpoints")):
+    if name.endswith("image_tokens"):
+        return 1, _MAX_IMAGE_TOKENS
+    if name.endswith(("height", "width", "pinpoints", "tile_size")):
         return _MIN_EDGE, _MAX_EDGE
     return (_MIN_EDGE if name.endswith("edge") else 0), max_pixels

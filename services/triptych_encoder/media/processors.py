@@ -1,7 +1,8 @@
 """Loads the checkpoint's processor with transformers, even without torchvision.
 
 Many families' processors require a video processor, which needs torchvision, although images do not. Without torchvision, our own
-video processor replaces it. It handles Qwen's videos; videos of other families are refused.
+video processor replaces it. It handles Qwen's videos; videos of other families are refused. LFM2-VL's images always have our own
+processor, so that they have the same pixels with and without torchvision.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.utils import is_torchvision_available
 from triptych.errors import StartupError
 from triptych_common.media.geometry import check_made_pixels, resized
+from triptych_common.media.lfm2_vl import Lfm2VlImageProcessor
 from triptych_common.model import store as model_store
 
 from triptych_encoder.media.video_processor import QwenVideoProcessor
@@ -45,10 +47,8 @@ def load_processor(path: Path, config: PretrainedConfig, max_pixels: int) -> Pro
         raise StartupError(f"transformers {transformers.__version__} has no processor for {config.model_type} (asked for {name})")
     _without_num2words(cls)
     try:
-        if "video_processor" not in cls.get_attributes() or is_torchvision_available():
-            processor = cls.from_pretrained(path)
-        else:
-            processor = _with_video_stand_in(cls, path, config)
+        stand_ins = _stand_ins(cls, path, config)
+        processor = _with_stand_ins(cls, path, stand_ins) if stand_ins else cls.from_pretrained(path)
     except (OSError, ValueError, TypeError, ImportError, AttributeError) as error:
         raise StartupError(f"cannot load the processor of {config.model_type}: {str(error).strip().splitlines()[0]}") from error
     if getattr(processor, "image_processor", None) is not None:
@@ -98,25 +98,34 @@ def _processor_class_name(path: Path, config: PretrainedConfig) -> str | None:
     return PROCESSOR_MAPPING_NAMES.get(config.model_type)
 
 
-def _with_video_stand_in(cls: type[ProcessorMixin], path: Path, config: PretrainedConfig) -> ProcessorMixin:
-    stand_in = QwenVideoProcessor(_qwen_video_settings(path), budget_per_video=config.model_type in _BUDGET_PER_VIDEO)
+def _stand_ins(cls: type[ProcessorMixin], path: Path, config: PretrainedConfig) -> dict[str, Any]:
+    """Our own parts in the places of those that need torchvision, by their names in the processor."""
+    found: dict[str, Any] = {}
+    if cls.__name__ == "Lfm2VlProcessor":
+        found["image_processor"] = Lfm2VlImageProcessor.from_pretrained(path)
+    if "video_processor" in cls.get_attributes() and not is_torchvision_available():
+        is_budget_per_video = config.model_type in _BUDGET_PER_VIDEO
+        found["video_processor"] = QwenVideoProcessor(_qwen_video_settings(path), budget_per_video=is_budget_per_video)
+    return found
+
+
+def _with_stand_ins(cls: type[ProcessorMixin], path: Path, stand_ins: dict[str, Any]) -> ProcessorMixin:
     loaders = {"image_processor": AutoImageProcessor, "feature_extractor": AutoFeatureExtractor, "tokenizer": AutoTokenizer}
-    parts = [
-        stand_in if attribute == "video_processor" else loaders[attribute].from_pretrained(path)
-        for attribute in cls.get_attributes()
-    ]
+    parts = [stand_ins.get(attribute) or loaders[attribute].from_pretrained(path) for attribute in cls.get_attributes()]
     settings, _ = cls.get_processor_dict(path)
     template = path / "chat_template.jinja"
     chat_template = template.read_text(encoding="utf-8") if template.is_file() else None
-    return _without_class_check(cls).from_args_and_dict(parts, {**settings, "chat_template": chat_template})
+    lenient = _without_class_check(cls, frozenset(stand_ins))
+    return lenient.from_args_and_dict(parts, {**settings, "chat_template": chat_template})
 
 
-def _without_class_check(cls: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """A subclass that accepts a video processor that is not from transformers. It keeps the class's name, which messages show."""
+def _without_class_check(cls: type[ProcessorMixin], names: frozenset[str]) -> type[ProcessorMixin]:
+    """A subclass that accepts parts with these names that are not from transformers. It keeps the class's name, which messages
+    show."""
 
     class Lenient(cls):
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-            if argument_name == "video_processor":
+            if argument_name in names:
                 return type(argument)
             return super().check_argument_for_proper_class(argument_name, argument)
 

@@ -171,6 +171,40 @@ NEWER_FAMILIES: dict[str, Family] = {
             shared_expert_intermediate_size=32,
         ),
     ),
+    "lfm2_vl": Family(
+        model_class="Lfm2VlForConditionalGeneration",
+        config=lambda ids: transformers.Lfm2VlConfig(
+            text_config=transformers.Lfm2Config(**ids.text(layer_types=["conv", "full_attention", "conv"])),
+            vision_config={
+                **TOWER,
+                "model_type": "siglip2_vision_model",
+                "num_patches": 16,
+                "patch_size": 8,
+                "vision_use_head": False,
+            },
+            image_token_id=ids("<image>"),
+            projector_hidden_size=48,
+        ),
+        processor_class="Lfm2VlProcessor",
+        # Of the tests' pictures, some are cut into tiles of four tokens, and others are not.
+        preprocessor=image_processor(
+            "Lfm2VlImageProcessor",
+            encoder_patch_size=8,
+            tile_size=32,
+            min_image_tokens=2,
+            max_image_tokens=10,
+            max_tiles=4,
+            max_pixels_tolerance=1.5,
+        ),
+        named_tokens={
+            "image_token": "<image>",
+            "image_start_token": "<|image_start|>",
+            "image_end_token": "<|image_end|>",
+            "image_thumbnail_token": "<|img_thumbnail|>",
+        },
+        other_tokens=tuple(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)),
+        parts={"image": "<image>"},
+    ),
     "llava_next": Family(
         model_class="LlavaNextForConditionalGeneration",
         config=lambda ids: transformers.LlavaNextConfig(

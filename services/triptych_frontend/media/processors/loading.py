@@ -76,7 +76,6 @@ def _processor_class_name(path: Path) -> str | None:
 def _load(path: Path, class_name: str, hf_tokenizer: Any, max_pixels: int) -> Any:
     # Import from the modules, not from `transformers`: without torchvision, some versions export empty classes there.
     from transformers.models.auto.feature_extraction_auto import AutoFeatureExtractor
-    from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     cls = _processor_class(class_name)
     parts: list[Any] = []
@@ -84,7 +83,7 @@ def _load(path: Path, class_name: str, hf_tokenizer: Any, max_pixels: int) -> An
         if attribute == "tokenizer":
             parts.append(hf_tokenizer)
         elif attribute == "image_processor":
-            loaded = AutoImageProcessor.from_pretrained(str(path), backend="pil", local_files_only=True)
+            loaded = _image_processor(path, class_name)
             parts.append(sized_image_processor(loaded, max_pixels))
         elif attribute == "feature_extractor":
             loaded = AutoFeatureExtractor.from_pretrained(str(path), local_files_only=True)
@@ -95,6 +94,17 @@ def _load(path: Path, class_name: str, hf_tokenizer: Any, max_pixels: int) -> An
             raise StartupError(f"its part {attribute} is not known here")
     processor_dict, _ = cls.get_processor_dict(str(path), local_files_only=True)
     return cls.from_args_and_dict(parts, processor_dict)
+
+
+def _image_processor(path: Path, class_name: str) -> Any:
+    """The image processor for a processor's class, of transformers' PIL backend."""
+    if class_name == "Lfm2VlProcessor":
+        from triptych_common.media.lfm2_vl import Lfm2VlImageSizes  # late import: see no_torch
+
+        return Lfm2VlImageSizes.from_pretrained(str(path), local_files_only=True)
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+    return AutoImageProcessor.from_pretrained(str(path), backend="pil", local_files_only=True)
 
 
 def _processor_class(name: str) -> Any:

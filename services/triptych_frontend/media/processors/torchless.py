@@ -150,9 +150,18 @@ def pixtral_processor() -> type:
     return PixtralProcessor
 
 
+class MarkedTiles:
+    """For LFM2-VL's processor, which writes tokens around tiles unless it is told not to."""
+
+    def _process_images(self: Any, images: Any, **kwargs: Any) -> Any:
+        marks = getattr(self, "use_image_special_tokens", True)  # older releases have no such attribute
+        return super()._process_images(images, **{"use_image_special_tokens": marks, **kwargs})  # type: ignore[misc]
+
+
 #: Class of a processor -> class whose methods replace the processor's.
 ADAPTERS: dict[str, type] = {
     "AudioFlamingo3Processor": WindowedAudio,
+    "Lfm2VlProcessor": MarkedTiles,
     "MusicFlamingoProcessor": WindowedAudio,
     "VoxtralProcessor": PaddedAudio,
 }

@@ -16,6 +16,7 @@ from PIL import Image
 from support.builders.media_files import checkpoint
 from support.builders.multimodal import FAMILIES
 from support.drivers.media_templates import loaded, turn
+from support.lfm2_vl_reference import reference_image_processor
 from triptych.errors import InvalidRequestError
 from triptych_common.media.geometry import FrameSampling, resampled_length
 from triptych_common.model.store import read_json
@@ -56,7 +57,11 @@ def reference(family: str) -> Any:
     cls = type(base.__name__, (base,), own)
     loaders = {
         "tokenizer": lambda: transformers.AutoTokenizer.from_pretrained(path),
-        "image_processor": lambda: transformers.AutoImageProcessor.from_pretrained(path, backend="pil"),
+        "image_processor": lambda: (
+            reference_image_processor(path)
+            if family == "lfm2_vl"
+            else transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
+        ),
         "feature_extractor": lambda: transformers.AutoFeatureExtractor.from_pretrained(path),
         "video_processor": lambda: VideoGeometry(read_json(path / "video_preprocessor_config.json")),
     }
@@ -95,7 +100,7 @@ def test_images_take_what_transformers_gives_them(family: str) -> None:
         chat = turn(*[IMAGE] * len(sizes))
         text = rendered_text(family, chat)
         images = [Image.new("RGB", size) for size in sizes]
-        nested = [images] if family in ("idefics3", "smolvlm", "gemma3") else images
+        nested = [images] if family in ("idefics3", "smolvlm", "gemma3", "lfm2_vl") else images
         prefix = "" if family != "paligemma" else None
         try:
             inputs = _reference_ids(processor, text, nested, prefix)
@@ -106,6 +111,14 @@ def test_images_take_what_transformers_gives_them(family: str) -> None:
         check_prompt(family, chat, [ImageHeader(*size) for size in sizes], inputs)
 
     check()
+
+
+def test_a_strip_that_the_tower_of_lfm2_vl_does_not_take_is_refused() -> None:
+    expander = loaded("lfm2_vl")[1]
+    with pytest.raises(InvalidRequestError, match=r"item: .* sides differ too much"):
+        expander.expand(ImageHeader(300, 2), {"min_image_tokens": 10}, "item")
+    with pytest.raises(InvalidRequestError, match=r"item: .* tile_size must be a multiple of 16; given: 40"):
+        expander.expand(ImageHeader(300, 2), {"tile_size": 40}, "item")
 
 
 def _reference_ids(processor: Any, text: str, images: Any, prefix: str | None) -> list[int]:
