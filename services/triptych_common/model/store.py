@@ -242,9 +242,6 @@ def eos_token_ids(path: Path) -> tuple[int, ...]:
 
 def _right_context(text: dict) -> tuple[int | None, str]:
     """The longest context in which each request's text depends only on itself, if that is less than the model's; and why."""
-    chunk = text.get("attention_chunk_size")
-    if isinstance(chunk, int) and chunk > 0:
-        return chunk, "beyond that, its chunked attention needs a mask that the engine does not have"
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type")) == "longrope":
         original = rope.get("original_max_position_embeddings") or text.get("original_max_position_embeddings")

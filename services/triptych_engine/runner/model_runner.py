@@ -345,7 +345,9 @@ class ModelRunner:
     def _record_decode(self) -> GraphedDecode | None:
         config = self.config
         recorder = self._recorder or (CudaRecorder() if config.device.type == "cuda" else None)
-        if not config.cuda_graphs or recorder is None or self._model.recurrent is not None or self._model.cross is not None:
+        more = self._model.recurrent is not None or self._model.cross is not None
+        more = more or any(shape.chunk for shape in self._model.layers.values())
+        if not config.cuda_graphs or recorder is None or more:
             return None
         return record_decode(
             self._model,

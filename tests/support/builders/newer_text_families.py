@@ -76,8 +76,15 @@ NEWER_FAMILIES: dict[str, PretrainedConfig] = {
     "hy-v3": transformers.HYV3Config(**HEAD_16, **EXPERTS),
     "jais2": transformers.Jais2Config(**COMMON),
     "laguna": transformers.LagunaConfig(**HEAD_16, **WINDOW, **EXPERTS),
+    # Prompts have several chunks. The last layer attends to all tokens, and scales its queries by their positions.
     "llama4-text": transformers.Llama4TextConfig(
-        **HEAD_16, num_local_experts=4, intermediate_size_mlp=32, attention_chunk_size=256
+        **HEAD_16,
+        num_local_experts=4,
+        intermediate_size_mlp=32,
+        no_rope_layer_interval=3,
+        attention_chunk_size=16,
+        floor_scale=4,
+        attn_scale=0.5,
     ),
     "mellum": transformers.MellumConfig(**HEAD_16, **EXPERTS),
     "mimo-v2-flash": transformers.MiMoV2FlashConfig(**HEAD_16, **WINDOW, **ROUTED),

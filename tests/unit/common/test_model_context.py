@@ -19,7 +19,6 @@ PHI_NOW = {
     "max_position_embeddings": 131072,
     "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 4096},
 }
-LLAMA_4 = {"text_config": {"max_position_embeddings": 1048576, "attention_chunk_size": 8192}}
 
 
 def context(tmp_path: Path, config: dict[str, Any], max_model_len: int | None = None) -> int:
@@ -29,7 +28,7 @@ def context(tmp_path: Path, config: dict[str, Any], max_model_len: int | None = 
 
 @pytest.mark.parametrize(
     ("config", "limit", "reason"),
-    [(PHI, 4096, "longrope"), (PHI_NOW, 4096, "longrope"), (LLAMA_4, 8192, "chunked attention")],
+    [(PHI, 4096, "longrope"), (PHI_NOW, 4096, "longrope")],
 )
 def test_a_context_that_cannot_be_computed_rightly_is_clamped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, config: dict[str, Any], limit: int, reason: str

@@ -50,7 +50,7 @@ def observe_layers(
     Raises:
         UnsupportedModelError: the model does not use the attention that it is switched to, or has a window in its mask only.
     """
-    observer = LayerObserver()
+    observer = LayerObserver(max_model_len)
     switch_attention(model, OBSERVED_ATTENTION)
     with torch.inference_mode(), attending(observer):  # type: ignore[arg-type]
         try:
@@ -87,14 +87,31 @@ class LayerObserver:
         mask_windows: number of keys that the tokens of a layer attend to, where only its mask says it. A paged attention has no
             masks, so it would attend to all.
         stores_latents: whether the layer that attends next stores latents.
+        chunk: the tokens of that layer attend within chunks of so many; 0 if not.
     """
 
     name = "observer"
 
-    def __init__(self) -> None:
+    def __init__(self, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
         self.layers: dict[int, LayerShape] = {}
         self.mask_windows: dict[int, int] = {}
         self.stores_latents = False
+        self.chunk = 0
+
+    def expect(self, module: Any, local_size: int | None) -> None:
+        """Note what is not handed on of a layer that attends next.
+
+        local_size: what limits which keys its tokens attend to, of its mask; None if nothing does.
+        """
+        self.stores_latents, self.chunk = latent_heads(module) is not None, 0
+        if local_size is None:
+            return
+        kinds = getattr(module.config, "layer_types", None) or ()
+        if module.layer_idx < len(kinds) and kinds[module.layer_idx] == "chunked_attention":
+            self.chunk = local_size if local_size < self._max_model_len else 0
+        else:
+            self.mask_windows[int(module.layer_idx)] = local_size
 
     def forward(
         self,
@@ -108,7 +125,8 @@ class LayerObserver:
         softcap: float,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        self.layers[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], window, self.stores_latents)
+        window = self.chunk or window
+        self.layers[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], window, self.stores_latents, self.chunk)
         return value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
 
 
@@ -123,11 +141,10 @@ def _observed_attention(
 ) -> tuple[torch.Tensor, None]:
     observer = current_backend()
     if isinstance(observer, LayerObserver):
-        observer.stores_latents = latent_heads(module) is not None
-    if attention_mask is not None and attention_mask.dtype == torch.int64 and isinstance(observer, LayerObserver):
-        if not sliding_window:
-            observer.mask_windows[int(module.layer_idx)] = int(attention_mask)  # type: ignore[arg-type]
-        attention_mask = None
+        local_size = None
+        if attention_mask is not None and attention_mask.dtype == torch.int64:
+            local_size, attention_mask = int(attention_mask), None
+        observer.expect(module, None if sliding_window else local_size)
     return paged_attention(module, query, key, value, attention_mask, sliding_window=sliding_window, **kwargs)
 
 

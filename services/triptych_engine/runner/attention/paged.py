@@ -30,10 +30,12 @@ class LayerShape:
     num_kv_heads: int
     head_dim: int
     v_head_dim: int
-    #: Number of keys that a token attends to, including its own; 0 for all.
+    #: Number of keys that a token attends to at most, including its own; 0 for all.
     window: int = 0
     #: Whether a value is the first v_head_dim numbers of its key, and only keys are stored (latent.py).
     values_in_keys: bool = False
+    #: Tokens attend within chunks of so many tokens, counted from the beginning of the sequence; 0 for no chunks.
+    chunk: int = 0
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """What keys and values of this dtype take, in bytes."""
@@ -73,6 +75,35 @@ class AttentionMetadata:
         if self.key_end is None or (self.ends_in_windows and not has_window):
             return self.positions + np.int32(1)
         return self.key_end
+
+    def in_chunks(self, chunk: int, block_size: int) -> AttentionMetadata:
+        """The step as layers see it whose tokens attend within chunks: each chunk of a sequence is a sequence of its own.
+
+        chunk: a multiple of the block size, in tokens.
+        """
+        if self.key_end is not None:
+            raise RuntimeError("spans do not go together with attention within chunks")
+        if (self.seq_lens <= chunk).all():
+            return self
+        begins = np.zeros(self.num_tokens, bool)
+        begins[self.query_start_loc[:-1][np.diff(self.query_start_loc) > 0]] = True
+        begins |= self.positions % chunk == 0
+        starts = np.flatnonzero(begins).astype(np.int32)
+        ends = np.append(starts[1:], np.int32(self.num_tokens))
+        rows = np.searchsorted(self.query_start_loc, starts, side="right") - 1
+        # Columns behind a sequence's last block are not read.
+        blocks = np.arange(chunk // block_size) + (self.positions[starts] // chunk * (chunk // block_size))[:, None]
+        blocks = np.minimum(blocks, self.block_table.shape[1] - 1)
+        window_table = self.window_block_table
+        return AttentionMetadata(
+            query_start_loc=np.append(starts, np.int32(self.num_tokens)),
+            seq_lens=(self.positions[ends - 1] % chunk + 1).astype(np.int32),
+            block_table=self.block_table[rows[:, None], blocks],
+            slots=self.slots,
+            positions=self.positions % np.int32(chunk),
+            window_block_table=None if window_table is None else window_table[rows[:, None], blocks],
+            window_slots=self.window_slots,
+        )
 
 
 class AttentionBackend(Protocol):

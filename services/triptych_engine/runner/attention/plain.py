@@ -20,11 +20,13 @@ class TorchAttention:
         self._device = device
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._in_keys: set[int] = set()  # layers whose values are in their keys
+        self._chunks: dict[int, int] = {}  # layer -> chunk, of those that have one
 
     def allocate(self, layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         slots = num_blocks * block_size
         self._block_size = block_size
         self._in_keys = {index for index, shape in layers.items() if shape.values_in_keys}
+        self._chunks = {index: shape.chunk for index, shape in layers.items() if shape.chunk}
         self._cache = {}
         for index, shape in layers.items():
             keys = torch.empty(slots, shape.num_kv_heads, shape.head_dim, dtype=dtype, device=self._device)
@@ -38,7 +40,7 @@ class TorchAttention:
         Args:
             cache: layer -> keys and values, [num_slots, num_kv_heads, head_dim] each.
         """
-        self._cache, self._block_size, self._in_keys = cache, block_size, set()
+        self._cache, self._block_size, self._in_keys, self._chunks = cache, block_size, set(), {}
 
     def prefault(self) -> None:
         pass
@@ -110,6 +112,8 @@ class TorchAttention:
             hidden = column >= key_ends[window > 0][:, None]
             if window:
                 hidden |= column <= position - window
+            if chunk := self._chunks.get(layer):
+                hidden |= column < position // chunk * chunk
             scores = scores.masked_fill(hidden, float("-inf"))
             if sinks is not None:
                 scores = torch.cat([scores, sinks.float().view(-1, 1, 1).expand(-1, last - first, 1)], -1)

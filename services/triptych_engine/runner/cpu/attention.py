@@ -31,6 +31,7 @@ class CpuAttention:
         self._kernels = kernels
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._prefault: Prefault | None = None
+        self._chunked: dict[int, StepArgs] = {}  # chunk -> the step as layers with such chunks see it
 
     def allocate(
         self,
@@ -52,6 +53,8 @@ class CpuAttention:
         odd = next((shape for shape in layers.values() if shape.v_head_dim % _LANES), None)
         if odd is not None:
             raise ValueError(f"the CPU kernel needs a value head dimension that is a multiple of {_LANES}, not {odd.v_head_dim}")
+        if any(shape.chunk % block_size for shape in layers.values()):
+            raise ValueError(f"the CPU kernel needs chunks of attention that are multiples of the block size {block_size}")
         self._stop_prefault()
         self._dtype, self._block_size, self._layers = dtype, block_size, layers
         self._addresses: dict[tuple[int, ...], tuple[Any, Any]] = {}  # layers -> arrays, see layer_args
@@ -81,7 +84,7 @@ class CpuAttention:
             self._prefault = None
 
     def begin(self, metadata: AttentionMetadata) -> None:
-        self._step = self._step_of(metadata)
+        self._step, self._chunked = self._step_of(metadata), {}
 
     def forward(
         self,
@@ -141,7 +144,7 @@ class CpuAttention:
         out = query.new_empty(num_tokens, num_q_heads, v_head_dim, dtype=dtype)
         if v_cache is None and sinks is not None:
             raise ValueError("the CPU kernel has no sinks where values are in the keys")
-        step = self._step
+        step = self._step_in(self._layers[layer].chunk)
         args = step.with_tiles(num_q_heads // num_kv_heads if num_tokens else 0)
         args.key_end = step.key_ends[window > 0]
         args.slots, args.block_table = step.window_tables if layer in self._windowed else step.tables
@@ -164,6 +167,12 @@ class CpuAttention:
     def _step_of(self, metadata: AttentionMetadata) -> StepArgs:
         return StepArgs(metadata, self._block_size, self._kernels.row_tile, has_windows=bool(self._windowed))
 
+    def _step_in(self, chunk: int) -> StepArgs:
+        if chunk and chunk not in self._chunked:
+            metadata = self._step.metadata.in_chunks(chunk, self._block_size)
+            self._chunked[chunk] = self._step if metadata is self._step.metadata else self._step_of(metadata)
+        return self._chunked[chunk] if chunk else self._step
+
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the cache."""
@@ -176,6 +185,8 @@ class CpuAttention:
         Args:
             group: query heads per key head.
         """
+        if any(self._layers[layer].chunk for layer in layers):
+            raise ValueError("no kernel computes whole layers whose tokens attend within chunks")
         if layers not in self._addresses:
             caches = zip(*(self._cache[layer] for layer in layers), strict=True)
             addresses = ((None if one is None else one.data_ptr() for one in part) for part in caches)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -10,6 +12,22 @@ from triptych_engine.runner.cuda import paged_kernels
 from triptych_engine.runner.cuda.paged_kernels import Layer
 from triptych_engine.runner.cuda.step import DecodeTokens, PromptTiles, StepTensors
 from triptych_engine.runner.transfer import HostToDevice
+
+
+@dataclass
+class _Prepared:
+    """A step as some layers see it.
+
+    Attributes:
+        metadata: None if it is only on the device.
+        is_decoding: [num_seqs] bool, of `is_decoding`.
+        tiles: of prompts, by tokens per tile.
+    """
+
+    metadata: AttentionMetadata | None
+    tensors: StepTensors
+    is_decoding: np.ndarray
+    tiles: dict[int, PromptTiles]
 
 
 class CudaAttention:
@@ -29,8 +47,7 @@ class CudaAttention:
         self._transfer = HostToDevice(device)
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._layers: dict[int, LayerShape] = {}
-        self._metadata: AttentionMetadata | None = None
-        self._tiles: dict[int, PromptTiles] = {}  # by tokens per tile
+        self._chunked: dict[int, _Prepared] = {}  # chunk -> the step as layers with such chunks see it
         self._scratch_slot = 0
 
     def allocate(self, layers: dict[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
@@ -39,6 +56,8 @@ class CudaAttention:
         for shape in layers.values():
             if (reason := paged_kernels.refusal(shape)) is not None:
                 raise ValueError(f"attention on GPUs does not take {reason}")
+            if shape.chunk % block_size:
+                raise ValueError(f"attention on GPUs needs chunks that are multiples of the block size {block_size}")
         self._layers, self._block_size = layers, block_size
         self._scratch_slot = num_blocks * block_size
         slots = self._scratch_slot + block_size
@@ -66,9 +85,11 @@ class CudaAttention:
         return self._scratch_slot
 
     def begin(self, metadata: AttentionMetadata) -> None:
-        self._metadata, self._tiles = metadata, {}
-        self._is_decoding = is_decoding(metadata)
-        rows = np.flatnonzero(self._is_decoding).astype(np.int32)
+        self._step, self._chunked = self._prepare(metadata), {}
+
+    def _prepare(self, metadata: AttentionMetadata) -> _Prepared:
+        single = is_decoding(metadata)
+        rows = np.flatnonzero(single).astype(np.int32)
         blocks_per_row = np.array([metadata.block_table.shape[1]], np.int32)
         arrays = [metadata.slots, metadata.seq_lens, metadata.block_table, blocks_per_row, rows, metadata.query_start_loc[rows]]
         if len(rows) < metadata.num_seqs:
@@ -77,15 +98,23 @@ class CudaAttention:
                 arrays.append(metadata.key_ends(has_window=False))
         slots, seq_lens, table, per_row, sequences, tokens, *of_prompts = self._transfer(*arrays)
         decode = DecodeTokens(sequences, tokens, int(metadata.seq_lens[rows].max())) if len(rows) else None
-        self._step = StepTensors(slots, seq_lens, table, per_row, decode, *of_prompts)
+        return _Prepared(metadata, StepTensors(slots, seq_lens, table, per_row, decode, *of_prompts), single, {})
+
+    def _step_in(self, chunk: int) -> _Prepared:
+        if chunk and chunk not in self._chunked:
+            if self._step.metadata is None:
+                raise RuntimeError("a step whose metadata is only on the device is not divided into chunks")
+            metadata = self._step.metadata.in_chunks(chunk, self._block_size)
+            self._chunked[chunk] = self._step if metadata is self._step.metadata else self._prepare(metadata)
+        return self._chunked[chunk] if chunk else self._step
 
     def begin_on(self, step: StepTensors) -> None:
         """Prepare a step whose metadata is already on the device, in which all sequences decode."""
-        self._metadata, self._step = None, step
+        self._step, self._chunked = _Prepared(None, step, np.ones(0, bool), {}), {}
 
     def place(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The layer's keys and values, and the slots of the step's tokens, for a kernel that writes them by itself."""
-        return *self._cache[layer], self._step.slots
+        return *self._cache[layer], self._step.tensors.slots
 
     def forward(
         self,
@@ -103,7 +132,7 @@ class CudaAttention:
         return self.attend(layer, query, value.dtype, scaling=scaling, window=window, softcap=softcap, sinks=sinks)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        paged_kernels.write(_dense_heads(key), _dense_heads(value), self._cache[layer], self._step.slots)
+        paged_kernels.write(_dense_heads(key), _dense_heads(value), self._cache[layer], self._step.tensors.slots)
 
     def attend(
         self,
@@ -116,7 +145,9 @@ class CudaAttention:
         softcap: float,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        shape, step, query = self._layers[layer], self._step.of_layer(has_window=window > 0), _dense_heads(query)
+        shape, query = self._layers[layer], _dense_heads(query)
+        prepared = self._step_in(shape.chunk)
+        step = prepared.tensors.of_layer(has_window=window > 0)
         k_cache = self._cache[layer][0]
         called = Layer(
             query.device, k_cache.dtype, query.shape[1], shape, self._block_size, scaling, window, softcap, sinks
@@ -124,17 +155,17 @@ class CudaAttention:
         out = torch.empty(query.shape[0], query.shape[1], shape.v_head_dim, dtype=dtype, device=query.device)
         if step.decode is not None:
             paged_kernels.decode(called, query, self._cache[layer], out, step, step.decode)
-        if self._metadata is not None and step.query_start_loc is not None:
-            tiles = self._tiles_of(self._metadata, called.tile_tokens)
+        if prepared.metadata is not None and step.query_start_loc is not None:
+            tiles = self._tiles_of(prepared, prepared.metadata, called.tile_tokens)
             paged_kernels.prompts(called, query, self._cache[layer], out, step, tiles)
         return out
 
-    def _tiles_of(self, metadata: AttentionMetadata, size: int) -> PromptTiles:
+    def _tiles_of(self, prepared: _Prepared, metadata: AttentionMetadata, size: int) -> PromptTiles:
         """The tiles of the step's prompts, with so many tokens each. Layers with as many heads share them."""
-        tiles = self._tiles.get(size)
+        tiles = prepared.tiles.get(size)
         if tiles is None:
-            tiles = PromptTiles(*self._transfer(*prompt_tiles(metadata, ~self._is_decoding, size)))
-            self._tiles[size] = tiles
+            tiles = PromptTiles(*self._transfer(*prompt_tiles(metadata, ~prepared.is_decoding, size)))
+            prepared.tiles[size] = tiles
         return tiles
 
 

@@ -25,6 +25,7 @@ from triptych_common.model.weights import check_weight_files, gguf_file
 
 from triptych_engine.runner.attention.observer import observe_layers, switch_attention
 from triptych_engine.runner.attention.paged import ATTENTION_NAME, AttentionBackend, LayerShape, attending
+from triptych_engine.runner.attention.query_scale import attach_positions
 from triptych_engine.runner.cross_attention.layers import CrossLayers, attach_cross_attention, probe_states
 from triptych_engine.runner.model.loading_info import check_loaded
 from triptych_engine.runner.model.precision import check_quantized, compute_dtype
@@ -210,6 +211,7 @@ def load_model(
     except UnknownStateError as error:
         why = f"the state that {error} keeps is not known"
         raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {why}") from error
+    attach_positions(model)
     if keep_latents is not None:
         keep_latents(model, probe, verdicts)
     layers = verdicts.of("layers", lambda: observe_layers(model, config, name, probe, max_model_len, recurrent))

@@ -14,7 +14,7 @@ from triptych_engine.runner.recurrent.layer_types import RECURRENT_LAYER_TYPES, 
 
 #: Encoder-decoder models that are served. Their encoders are towers of the encoder service.
 _ENCODER_DECODERS = frozenset({"whisper"})
-_LAYER_TYPES = {"full_attention", "sliding_attention", *RECURRENT_LAYER_TYPES, *STATELESS_LAYER_TYPES}
+_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", *RECURRENT_LAYER_TYPES, *STATELESS_LAYER_TYPES}
 
 
 def check_supported(config: PretrainedConfig, name: str, max_model_len: int, *, num_ranks: int = 1) -> None:
@@ -64,18 +64,11 @@ def _reason(config: PretrainedConfig, max_model_len: int) -> str | None:
         return reason
     if quantization_of(config) is not None and (is_multimodal(config) or has_encoder(config)):
         return "its weights are quantised, which is supported for text models only"
-    return _layer_reason(text, max_model_len) or _rope_reason(text, max_model_len)
+    return _layer_reason(text) or _rope_reason(text, max_model_len)
 
 
-def _layer_reason(text: PretrainedConfig, max_model_len: int) -> str | None:
-    layer_types = set(getattr(text, "layer_types", None) or ())
-    chunk = getattr(text, "attention_chunk_size", None)
-    if "chunked_attention" in layer_types and chunk and max_model_len <= chunk:
-        layer_types.discard("chunked_attention")  # every sequence stays within its first chunk
-    odd = sorted(layer_types - _LAYER_TYPES)
-    if odd == ["chunked_attention"]:
-        return f"its chunked attention is right only up to {chunk} tokens; set max_model_len to that or less"
-    if odd:
+def _layer_reason(text: PretrainedConfig) -> str | None:
+    if odd := sorted(set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES):
         return f"it has layers of kinds that are not known here ({', '.join(odd)})"
     return None
 

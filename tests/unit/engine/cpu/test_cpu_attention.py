@@ -32,6 +32,8 @@ Emulating = Callable[[str], CpuKernels]
         (32, LayerShape(2, 128, 128), 16, {"softcap": 30.0}),
         (6, LayerShape(2, 64, 48), 16, {"window": 40, "sinks": torch.linspace(-1, 1, 6)}),
         (64, LayerShape(1, 32, 32), 48, {"scaling": 0.5}),
+        (6, LayerShape(2, 64, 48, 32, chunk=32), 16, {}),
+        (6, LayerShape(2, 64, 48, 48, chunk=48), 48, {"softcap": 30.0}),
         (16, LayerShape(1, 72, 64, values_in_keys=True), 16, {}),
         (5, LayerShape(1, 34, 16, values_in_keys=True), 48, {"scaling": 0.5}),
         (40, LayerShape(1, 145, 144, values_in_keys=True), 32, {"window": 10, "softcap": 30.0}),

@@ -48,6 +48,7 @@ def run_both(**case: Any) -> float:
         (6, LayerShape(2, 64, 64), {"span": 7, "window": 10}),
         (6, LayerShape(2, 64, 64), {"span": 7, "ends_in_windows": True}),
         (6, LayerShape(2, 64, 64), {"span": 7, "ends_in_windows": True, "window": 10}),
+        (6, LayerShape(2, 64, 64, 32, chunk=32), {}),
         (24, LayerShape(1, 32, 32), {"query_dtype": torch.float32, "dtype": torch.float16}),
         (2, LayerShape(1, 512, 512), {"steps": [[3, 40, 0, 17], [1, 1, 2, 1]]}),
     ],
