@@ -89,7 +89,7 @@ def build_runner(config: RunnerConfig, recorder: Recorder | None = None, verdict
     if config.quantization != "none" or parts.model.is_quantized:
         _quantize(runner, parts, verdicts, group)
     if config.batch_invariant:
-        verdicts.of(("batch invariance", invariance_tokens(runner)), lambda: check_batch_invariance(runner))
+        verdicts.of(("batch invariance", invariance_tokens(runner)), lambda: check_batch_invariance(runner, parts.model.config))
     if config.lora_dir is not None:
         _enable_lora(runner, parts, config.lora_dir)
     parts.model.probe_logits = torch.empty(0)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 
 import torch
+from transformers import PretrainedConfig
 from triptych.errors import UnsupportedModelError
 
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.model.loader import NUM_PROBE_TOKENS
 from triptych_engine.runner.model.parity import check_parity
+from triptych_engine.runner.model.refusals import num_selected_keys
 from triptych_engine.runner.model_runner import ModelRunner, RunnerParts
 
 log = logging.getLogger(__name__)
@@ -66,9 +68,15 @@ def invariance_tokens(runner: ModelRunner) -> int:
     return min(_INVARIANCE_TOKENS, runner.config.max_model_len, num_blocks * runner.config.block_size)
 
 
-def check_batch_invariance(runner: ModelRunner) -> None:
+def check_batch_invariance(runner: ModelRunner, model_config: PretrainedConfig) -> None:
     """Refuse the model unless a prompt has the same logits computed at once, in halves, in threes and token by token."""
     config, num_tokens = runner.config, invariance_tokens(runner)
+    most = num_selected_keys(model_config)
+    if most is not None and most < config.max_model_len:
+        why = f"beyond {most} tokens: what attends to selected keys depends on what is computed with it"
+        raise UnsupportedModelError(
+            f"cannot serve {config.model_name} with --batch-invariant {why}; set max_model_len to that or less"
+        )
     prompt = [i * 7919 % runner.vocab_size for i in range(num_tokens)]
     whole = runner.prompt_logits(prompt)
     for num_chunks in (2, -(-num_tokens // 3), num_tokens):

@@ -30,6 +30,8 @@ LATENT = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
 }
+#: Tokens attend to eight keys. With so many heads, next to no two keys have the same score.
+_INDEXER = {"index_topk": 8, "index_n_heads": 16, "index_head_dim": 16}
 #: The last two of four layers attend to keys and values of earlier ones, and each layer has inputs of its own.
 _SHARED = {
     **HEAD_16,
@@ -49,6 +51,7 @@ NEWER_FAMILIES: dict[str, PretrainedConfig] = {
     "cohere": transformers.CohereConfig(**COMMON),
     "cohere2-moe": transformers.Cohere2MoeConfig(**HEAD_16, **WINDOW, **EXPERTS),
     "deepseek-v2": transformers.DeepseekV2Config(**LATENT, **ROUTED),
+    "deepseek-v3.2": transformers.DeepseekV32Config(**LATENT, **ROUTED, **_INDEXER),
     "dots1": transformers.Dots1Config(**HEAD_16, **ROUTED),
     "ernie4.5": transformers.Ernie4_5Config(**HEAD_16),
     "ernie4.5-moe": transformers.Ernie4_5_MoeConfig(**COMMON, moe_num_experts=4, moe_k=2, moe_intermediate_size=16),
@@ -68,6 +71,7 @@ NEWER_FAMILIES: dict[str, PretrainedConfig] = {
     "glm": transformers.GlmConfig(**HEAD_16),
     "glm4-moe": transformers.Glm4MoeConfig(**HEAD_16, **ROUTED),
     "glm4-moe-lite": transformers.Glm4MoeLiteConfig(**LATENT, **ROUTED),
+    "glm-moe-dsa": transformers.GlmMoeDsaConfig(**LATENT, **ROUTED, **_INDEXER, indexer_types=["full", "shared", "full"]),
     "granite-moe": transformers.GraniteMoeConfig(**COMMON, **_LOCAL_EXPERTS),
     "granite-moe-shared": transformers.GraniteMoeSharedConfig(**COMMON, **_LOCAL_EXPERTS, shared_intermediate_size=16),
     "helium": transformers.HeliumConfig(**HEAD_16),

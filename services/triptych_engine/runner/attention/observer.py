@@ -11,6 +11,7 @@ from triptych.errors import UnsupportedModelError
 
 from triptych_engine.runner.attention.latent import latent_heads
 from triptych_engine.runner.attention.paged import LayerShape, attending, current_backend, paged_attention
+from triptych_engine.runner.attention.selection import NoMask
 from triptych_engine.runner.recurrent.layer_types import RECURRENT_LAYER_TYPES, STATELESS_LAYER_TYPES
 from triptych_engine.runner.recurrent.layers import RecurrentLayers
 
@@ -73,6 +74,7 @@ def _unknown_layers(text: PretrainedConfig, attending_layers: set[int], recurren
     kinds = dict(enumerate(getattr(text, "layer_types", None) or ()))
     if lacking := [i for i, kind in kinds.items() if kind in RECURRENT_LAYER_TYPES and i not in recurrent_layers]:
         return f"the states of its layers {', '.join(map(str, lacking))} ({kinds[lacking[0]]}) are not known to this version"
+    attending_layers = {layer for layer in attending_layers if layer < num_layers}  # others are keys of indexers
     known = attending_layers | recurrent_layers | {i for i, kind in kinds.items() if kind in STATELESS_LAYER_TYPES}
     if known != set(range(num_layers)) or not attending_layers:
         return f"{len(attending_layers)} of its {num_layers} layers use the attention interface"
@@ -129,20 +131,24 @@ class LayerObserver:
         self.layers[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], window, self.stores_latents, self.chunk)
         return value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
 
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Of the keys of an indexer, see indexers.py."""
+        self.layers[layer] = LayerShape(key.shape[1], key.shape[2], key.shape[2], values_in_keys=True)
+
 
 def _observed_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | NoMask | None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     observer = current_backend()
     if isinstance(observer, LayerObserver):
         local_size = None
-        if attention_mask is not None and attention_mask.dtype == torch.int64:
+        if isinstance(attention_mask, torch.Tensor) and attention_mask.dtype == torch.int64:
             local_size, attention_mask = int(attention_mask), None
         observer.expect(module, None if sliding_window else local_size)
     return paged_attention(module, query, key, value, attention_mask, sliding_window=sliding_window, **kwargs)

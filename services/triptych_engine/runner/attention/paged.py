@@ -17,6 +17,7 @@ import torch
 from transformers import AttentionInterface
 
 from triptych_engine.runner.attention.latent import attend_to_latents, latent_heads
+from triptych_engine.runner.attention.selection import NO_MASK, NoMask, Selection, attend_to_selected
 
 ATTENTION_NAME = "triptych_paged"
 #: Of a head's key, and of its value, in a KV cache in int8.
@@ -75,6 +76,25 @@ class AttentionMetadata:
         if self.key_end is None or (self.ends_in_windows and not has_window):
             return self.positions + np.int32(1)
         return self.key_end
+
+    def key_slots(self, sequence: int, block_size: int) -> np.ndarray:
+        """[num_keys] int64: the cache slots of all keys of a sequence, in order."""
+        num_keys = int(self.seq_lens[sequence])
+        blocks = self.block_table[sequence, : -(-num_keys // block_size)].astype(np.int64)
+        return (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)[:num_keys]
+
+    def some(self, wanted: np.ndarray) -> AttentionMetadata:
+        """The step with only those tokens, [num_tokens] bool, that are the first ones of each sequence. It has no spans."""
+        rows = np.repeat(np.arange(self.num_seqs), np.diff(self.query_start_loc))[wanted]
+        sequences, lengths = np.unique(rows, return_counts=True)
+        ends = np.cumsum(lengths)
+        return AttentionMetadata(
+            query_start_loc=np.concatenate([[0], ends]).astype(np.int32),
+            seq_lens=self.positions[wanted][ends - 1] + np.int32(1),
+            block_table=self.block_table[sequences],
+            slots=self.slots[wanted],
+            positions=self.positions[wanted],
+        )
 
     def in_chunks(self, chunk: int, block_size: int) -> AttentionMetadata:
         """The step as layers see it whose tokens attend within chunks: each chunk of a sequence is a sequence of its own.
@@ -190,6 +210,11 @@ def attending(backend: AttentionBackend) -> Iterator[None]:
         _backend.reset(token)
 
 
+def backend_of_step() -> AttentionBackend | None:
+    """The backend of the step; None outside of one."""
+    return _backend.get()
+
+
 def current_backend() -> AttentionBackend:
     """The backend of the step. Raises RuntimeError outside of one."""
     backend = _backend.get()
@@ -203,7 +228,7 @@ def paged_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | NoMask | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -211,7 +236,7 @@ def paged_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T, Hq, Dv]."""
-    if attention_mask is not None:
+    if attention_mask is not None and attention_mask is not NO_MASK:
         raise RuntimeError("the model built an attention mask; the paged cache has none")
     backend, layer, heads = current_backend(), int(module.layer_idx), latent_heads(module)  # type: ignore[arg-type]
     queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
@@ -220,13 +245,18 @@ def paged_attention(
         "window": int(sliding_window or 0),
         "softcap": float(softcap or 0.0),
     }
-    if heads is None:
-        out = backend.forward(layer, queries, keys, values, sinks=kwargs.get("s_aux", getattr(module, "sinks", None)), **options)
-    elif hasattr(backend, "forward_latents"):
-        out = backend.forward_latents(layer, queries, keys, values, heads, **options)
-    else:
-        out = attend_to_latents(backend, layer, queries, keys, values, heads, **options)
-    return out[None], None
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        if heads is None:
+            sinks = kwargs.get("s_aux", getattr(module, "sinks", None))
+            return backend.forward(layer, query, key, value, sinks=sinks, **options)
+        if hasattr(backend, "forward_latents"):
+            return backend.forward_latents(layer, query, key, value, heads, **options)
+        return attend_to_latents(backend, layer, query, key, value, heads, **options)
+
+    if isinstance(selection := kwargs.get("indices"), Selection):
+        return attend_to_selected(backend, layer, queries, keys, values, heads, selection, attend, **options)[None], None
+    return attend(queries, keys, values)[None], None
 
 
 # No mask function of this name is registered, so transformers builds no mask.

@@ -52,7 +52,17 @@ class TorchAttention:
         stored = [part for layer, pair in self._cache.items() for part in pair[: 1 if layer in self._in_keys else 2]]
         return [part.unflatten(0, (-1, self._block_size)) for part in stored]
 
+    def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of slots, [*slots.shape, num_kv_heads, head_dim] each."""
+        keys, values = self._cache[layer]
+        return keys[slots], values[slots]
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
+
     def begin(self, metadata: AttentionMetadata) -> None:
+        self.metadata = metadata
         self._slots = torch.from_numpy(metadata.slots).to(self._device)
         self._sequences = []
         offsets = np.arange(self._block_size)

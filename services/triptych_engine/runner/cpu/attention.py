@@ -173,6 +173,37 @@ class CpuAttention:
             self._chunked[chunk] = self._step if metadata is self._step.metadata else self._step_of(metadata)
         return self._chunked[chunk] if chunk else self._step
 
+    def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of slots (int64), [*slots.shape, num_kv_heads, head_dim] each; fp32 of a cache in int8."""
+        shape, (k_cache, v_cache) = self._layers[layer], self._cache[layer]
+        place, per_word = (slots // self._block_size, slots % self._block_size), _WORD_BYTES // self._dtype.itemsize
+        words = -(-shape.head_dim // per_word)
+        keys, scales = self._parts(k_cache, (words, self._block_size, per_word))
+        read_keys = keys[place[0], :, :, place[1]].flatten(-2)[..., : shape.head_dim]
+        if scales is not None:
+            read_keys = read_keys * scales[place[0], :, place[1], None]
+        if v_cache is None:
+            return read_keys, read_keys[..., : shape.v_head_dim]
+        values, scales = self._parts(v_cache, (self._block_size // per_word, shape.v_head_dim, per_word))
+        read_values = values[place[0], :, place[1] // per_word, :, place[1] % per_word]
+        return read_keys, read_values if scales is None else read_values * scales[place[0], :, place[1], None]
+
+    def _parts(self, cache: torch.Tensor, shape: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The numbers of keys or values as they are stored, [num_blocks, num_kv_heads, *shape], and in int8 their scales
+        [num_blocks, num_kv_heads, block_size]."""
+        flat, size = cache.flatten(2), math.prod(shape)
+        scales = flat[:, :, size:].view(torch.float32) if self._dtype == torch.int8 else None
+        return flat[:, :, :size].unflatten(2, shape), scales
+
+    @property
+    def metadata(self) -> AttentionMetadata:
+        """Of the step."""
+        return self._step.metadata
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
+
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the cache."""

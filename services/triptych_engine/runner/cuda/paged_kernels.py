@@ -43,6 +43,8 @@ class Tiles:
 
 def refusal(shape: LayerShape) -> str | None:
     """The reason why the kernels do not support such a layer; None if they do."""
+    if shape.values_in_keys:
+        return "the keys of an indexer"
     dim = max(shape.head_dim, shape.v_head_dim)
     return f"heads of {dim} dimensions" if dim > _MOST_DIMS else None
 

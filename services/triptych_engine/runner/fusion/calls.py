@@ -105,3 +105,6 @@ class AttentionRecorder:
     def forward(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
         self.calls.append(AttentionCall(layer, query.clone(), key.clone(), value.clone(), options))
         return value.repeat_interleave(query.shape[1] // value.shape[1], 1).contiguous()
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Nothing: the keys of indexers (attention/indexers.py) are not the layer's own."""

@@ -23,6 +23,7 @@ from triptych.errors import StartupError, UnsupportedModelError
 from triptych_common.model.dtype import checkpoint_dtype
 from triptych_common.model.weights import check_weight_files, gguf_file
 
+from triptych_engine.runner.attention.indexers import attach_indexers
 from triptych_engine.runner.attention.observer import observe_layers, switch_attention
 from triptych_engine.runner.attention.paged import ATTENTION_NAME, AttentionBackend, LayerShape, attending
 from triptych_engine.runner.attention.query_scale import attach_positions
@@ -212,6 +213,7 @@ def load_model(
         why = f"the state that {error} keeps is not known"
         raise UnsupportedModelError(f"cannot serve {name} ({config.model_type}): {why}") from error
     attach_positions(model)
+    attach_indexers(model)
     if keep_latents is not None:
         keep_latents(model, probe, verdicts)
     layers = verdicts.of("layers", lambda: observe_layers(model, config, name, probe, max_model_len, recurrent))

@@ -14,6 +14,9 @@ from triptych_engine.runner.recurrent.layer_types import RECURRENT_LAYER_TYPES, 
 
 #: Encoder-decoder models that are served. Their encoders are towers of the encoder service.
 _ENCODER_DECODERS = frozenset({"whisper"})
+#: What their layers are called, in releases of transformers. Other families use these words for indexers of other kinds.
+_INDEXED_LAYER_TYPES = frozenset({"indexed_attention", "deepseek_sparse_attention"})
+_INDEXED_MODELS = frozenset({"deepseek_v32", "glm_moe_dsa"})
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", *RECURRENT_LAYER_TYPES, *STATELESS_LAYER_TYPES}
 
 
@@ -22,6 +25,8 @@ def check_supported(config: PretrainedConfig, name: str, max_model_len: int, *, 
     reason = _reason(config, max_model_len)
     if num_ranks > 1 and RECURRENT_LAYER_TYPES.intersection(getattr(config.get_text_config(), "layer_types", None) or ()):
         reason = reason or "its recurrent layers cannot be divided among ranks; serve it without tensor_parallel_size"
+    if num_ranks > 1 and num_selected_keys(config) is not None:
+        reason = reason or "its indexers cannot be divided among ranks; serve it without tensor_parallel_size"
     if num_ranks > 1 and has_encoder(config):
         reason = reason or "its cross-attention cannot be divided among ranks; serve it without tensor_parallel_size"
     if reason:
@@ -41,6 +46,13 @@ def decoder_config(config: PretrainedConfig) -> PretrainedConfig:
     if has_encoder(config):
         config.encoder_layers, config.encoder_attention_heads = config.decoder_layers, config.decoder_attention_heads
     return config
+
+
+def num_selected_keys(config: PretrainedConfig) -> int | None:
+    """The number of keys that a token attends to, in a model whose indexers select them; None in others."""
+    text = config.get_text_config()
+    is_indexed = _INDEXED_LAYER_TYPES.intersection(getattr(text, "layer_types", None) or ())
+    return int(text.index_topk) if is_indexed else None
 
 
 def is_multimodal(config: PretrainedConfig) -> bool:
@@ -68,7 +80,8 @@ def _reason(config: PretrainedConfig, max_model_len: int) -> str | None:
 
 
 def _layer_reason(text: PretrainedConfig) -> str | None:
-    if odd := sorted(set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES):
+    known = _LAYER_TYPES | (_INDEXED_LAYER_TYPES if text.model_type in _INDEXED_MODELS else set())
+    if odd := sorted(set(getattr(text, "layer_types", None) or ()) - known):
         return f"it has layers of kinds that are not known here ({', '.join(odd)})"
     return None
 

@@ -193,3 +193,23 @@ def test_paged_attention_matches_torch_for_any_shape(emulating: Emulating, data:
 def test_shapes_that_the_kernel_cannot_take_are_refused(kernels: CpuKernels, dtype: torch.dtype, block_size: int, v_head_dim: int):
     with pytest.raises(ValueError, match="the CPU kernel"):
         CpuAttention(kernels).allocate({0: LayerShape(1, 16, v_head_dim)}, 4, block_size, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("shape", [LayerShape(2, 24, 16), LayerShape(1, 35, 32), LayerShape(1, 72, 64, values_in_keys=True)])
+def test_what_was_written_is_read(kernels: CpuKernels, shape: LayerShape, dtype: torch.dtype):
+    backend, table = CpuAttention(kernels), np.array([[3, 0, 2]], np.int32)
+    backend.allocate({0: shape}, 4, 16, dtype)
+    backend.begin(metadata([40], [0], table, 16))
+    given = torch.float32 if dtype == torch.int8 else dtype
+    key = torch.randn(40, shape.num_kv_heads, shape.head_dim).to(given)
+    value = (
+        key[..., : shape.v_head_dim] if shape.values_in_keys else torch.randn(40, shape.num_kv_heads, shape.v_head_dim).to(given)
+    )
+    backend.write(0, key, value)
+    places = torch.tensor([[39, 0, 17], [5, 5, 31]])
+    slots = torch.from_numpy(backend.metadata.key_slots(0, 16))[places]
+    for read, written in zip(backend.read(0, slots), (key, value), strict=True):
+        largest = written.float().abs().amax(-1, keepdim=True)[places]
+        tolerance = largest / 127 if dtype == torch.int8 else torch.zeros(())
+        assert ((read.float() - written[places].float()).abs() <= tolerance).all()

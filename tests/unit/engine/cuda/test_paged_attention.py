@@ -118,6 +118,11 @@ def test_heads_that_are_too_wide_are_refused():
         CudaAttention(CPU).allocate({0: LayerShape(1, 576, 512)}, 4, 16, torch.bfloat16)
 
 
+def test_the_keys_of_indexers_are_left_to_plain_torch():
+    with pytest.raises(ValueError, match="the keys of an indexer"):
+        CudaAttention(CPU).allocate({0: LayerShape(1, 16, 16, values_in_keys=True)}, 4, 16, torch.bfloat16)
+
+
 def test_a_backend_is_tried_before_it_is_trusted(monkeypatch: pytest.MonkeyPatch):
     shape = LayerShape(2, 32, 16)
     try_backend(CudaAttention(CPU), CPU, shape, 16, torch.float16)

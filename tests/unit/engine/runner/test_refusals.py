@@ -13,6 +13,7 @@ from support.builders.media_files import checkpoint
 from support.builders.text_families import COMMON
 from transformers import (
     BloomConfig,
+    DeepseekV32Config,
     FalconConfig,
     JambaConfig,
     Llama4TextConfig,
@@ -49,6 +50,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
             512,
             "compressed_sparse_attention",
         ),
+        (a_tiny_llama_config(layer_types=["indexed_attention"] * 2), 512, "kinds that are not known here .indexed_attention"),
         (
             Phi3Config(
                 original_max_position_embeddings=4096,
@@ -75,6 +77,12 @@ def test_cross_attention_is_not_divided():
     check_supported(WhisperConfig(), "some/model", 448)
     with pytest.raises(UnsupportedModelError, match="its cross-attention cannot be divided among ranks"):
         check_supported(WhisperConfig(), "some/model", 448, num_ranks=2)
+
+
+def test_indexers_are_not_divided():
+    check_supported(DeepseekV32Config(), "some/model", 8192)
+    with pytest.raises(UnsupportedModelError, match="its indexers cannot be divided among ranks"):
+        check_supported(DeepseekV32Config(), "some/model", 8192, num_ranks=2)
 
 
 @pytest.mark.parametrize(
