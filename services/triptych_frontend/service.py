@@ -19,7 +19,7 @@ from triptych_common.host.garbage import startup_objects_frozen
 from triptych_common.host.memory import return_large_blocks
 from triptych_common.limits import MAX_CHOICES, MAX_LOGPROBS
 from triptych_common.model.pooling import served_model
-from triptych_common.model.store import is_encoder_decoder, model_info, resolve_model, served_name
+from triptych_common.model.store import is_encoder_decoder, model_info, resolve_model, served_name, why_text_only
 from triptych_common.rpc.control import State, cannot_sleep
 from triptych_common.rpc.generation import SERVICES, add_services
 from triptych_common.rpc.security.roles import Role
@@ -260,6 +260,8 @@ def _load_text_and_media(path: Path, max_pixels: int = 50_000_000) -> tuple[Toke
     tokenizer = Tokenizer.load(path)
     if is_encoder_decoder(path):
         return tokenizer, AudioWindow(path), ""
+    if (why := why_text_only(path)) is not None:
+        return tokenizer, None, why
     try:
         processor = load_media_processor(path, tokenizer.hf, max_pixels)
     except StartupError as error:

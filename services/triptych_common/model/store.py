@@ -20,6 +20,11 @@ from triptych_common.host.cache import cache_dir
 from triptych_common.model.weights import gguf_fingerprint, weights_fingerprint
 
 log = logging.getLogger(__name__)
+#: Models with towers of which only the text is served -> why.
+TEXT_ONLY = {
+    "phi4_multimodal": "Phi-4-multimodal takes text only here (its pictures and sounds each need an adapter of their own, which "
+    "nothing chooses by what a prompt contains)"
+}
 #: Files whose content makes the fingerprint. Services that differ in one of them must not work together.
 _FINGERPRINT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 #: Files that tell what a pooling model does with its hidden states.
@@ -218,13 +223,21 @@ def is_encoder_decoder(path: Path) -> bool:
     return read_json(path / "config.json").get("model_type") == "whisper"
 
 
+def why_text_only(path: Path) -> str | None:
+    """The reason why a checkpoint with towers is served as a text model; None if its media are served, or it has none."""
+    return TEXT_ONLY.get(str(read_json(path / "config.json").get("model_type")))
+
+
 def has_towers(path: Path) -> bool:
-    """Whether the checkpoint in a directory has towers for images, audio or video besides its language model, or an encoder.
+    """Whether the checkpoint in a directory has towers for images, audio or video besides its language model, or an encoder, that
+    are used.
 
     It reads only the configuration, so that processes without torch and transformers can use it.
     """
     if is_encoder_decoder(path):
         return True
+    if why_text_only(path) is not None:
+        return False
     config = read_json(path / "config.json")
     # Omni models nest the part that understands ("thinker") beside the part that speaks.
     parts = (config, config.get("thinker_config") or {})

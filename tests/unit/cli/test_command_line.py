@@ -182,6 +182,7 @@ def test_several_of_a_kind_have_ports_of_their_own_and_are_all_told(monkeypatch:
         ({"model_type": "qwen2_audio", "audio_config": {"d_model": 8}}, True),
         ({"model_type": "qwen2_5_omni", "thinker_config": {"audio_config": {"d_model": 8}}}, True),
         ({"model_type": "gemma3_text", "vision_config": None}, False),
+        ({"model_type": "phi4_multimodal", "vision_config": {"hidden_size": 8}}, False),
     ],
 )
 def test_models_with_towers_need_an_encoder(config: dict[str, object], needs_one: bool, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
+from triptych_common.model import store
 
 from triptych_engine.media.item import TEXT_ONLY, Bidirectional, MediaTraits, Modality
 from triptych_engine.runner.model.refusals import is_multimodal
@@ -36,6 +37,8 @@ def media_traits(
         return MediaTraits({Modality.AUDIO: frozenset()}, config.hidden_size, num_encoder_states=num_encoder_states)
     if not is_multimodal(config):
         return TEXT_ONLY
+    if config.model_type in store.TEXT_ONLY:
+        return store.TEXT_ONLY[config.model_type]
     placeholders = {modality: ids for modality in Modality if (ids := _placeholder_token_ids(config, modality))}
     if not placeholders:
         return f"{config.model_type} names no placeholder tokens; media items cannot be taken"

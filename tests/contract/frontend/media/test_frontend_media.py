@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import support.builders.media_files as media
 from grpc.aio import AioRpcError
 from support.builders.frontend import Bench, chat_request, frontend_bench
+from support.builders.tokenizer import write_model
 from support.drivers.media_frontend import family_bench
 from support.fakes.encoder import SCOPE, FakeEncoder
 from support.grpc_server import serving
@@ -194,6 +196,19 @@ async def test_text_models_refuse_media() -> None:
     assert isinstance(error, InvalidRequestError)
     assert (error.field, error.limit) == ("messages[0].content[1].media", "text")
     assert "takes text only" in error.message
+
+
+async def test_models_whose_media_are_not_served_say_why(tmp_path: Path) -> None:
+    config = {
+        "model_type": "phi4_multimodal",
+        "vision_config": {},
+        "audio_config": {},
+        "processor_class": "Phi4MultimodalProcessor",
+    }
+    async with frontend_bench(model=write_model(tmp_path, **config)) as bench:
+        error = await error_of(bench, chat("Look:", Item(modality=IMAGE, data=media.image())))
+    assert isinstance(error, InvalidRequestError)
+    assert "takes text only here (its pictures and sounds each need an adapter" in error.message
 
 
 async def test_without_an_encoder_media_wait_and_text_does_not() -> None:

@@ -21,6 +21,7 @@ from transformers import (
     MambaConfig,
     MiniMaxConfig,
     Phi3Config,
+    Phi4MultimodalConfig,
     PhimoeConfig,
     PretrainedConfig,
     Qwen2MoeConfig,
@@ -30,11 +31,18 @@ from transformers import (
     WhisperConfig,
 )
 from triptych.errors import UnsupportedModelError
+from triptych_engine.runner.builder import build_runner
+from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.model.loader import LoadedModel, load_model
 from triptych_engine.runner.model.parity import check_parity
 from triptych_engine.runner.model.refusals import check_supported
 
 CPU = torch.device("cpu")
+PHI4_MULTIMODAL = Phi4MultimodalConfig(
+    **COMMON,
+    vision_config={"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
+    audio_config={"hidden_size": 16, "intermediate_size": 16, "num_blocks": 1, "num_attention_heads": 2, "input_size": 16},
+)
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
 
 
@@ -141,6 +149,13 @@ def test_a_window_that_only_a_mask_has_is_refused_beyond_it(config: PretrainedCo
     with pytest.raises(UnsupportedModelError, match=r"the last 30 tokens is in its mask only; set max_model_len to that"):
         load_model(tmp_path, "tiny", dtype=None, device=CPU, max_model_len=31)
     assert len(load_model(tmp_path, "tiny", dtype=None, device=CPU, max_model_len=30).layers) == config.num_hidden_layers
+
+
+def test_the_media_of_phi4_multimodal_are_refused_and_its_text_is_served(tmp_path: Path):
+    save_random_model(tmp_path, PHI4_MULTIMODAL)
+    reason = build_runner(RunnerConfig(tmp_path, "tiny", 64, 4, 64, 16, 1 << 24, dtype=torch.float32)).media_traits
+    assert isinstance(reason, str)
+    assert "takes text only here (its pictures and sounds each need an adapter" in reason
 
 
 def test_a_directory_of_an_unknown_kind_is_refused(tmp_path: Path):
