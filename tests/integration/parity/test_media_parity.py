@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +155,19 @@ async def test_bfloat16_is_as_near_to_float32_as_in_transformers(family: str, tm
     assert error.mean() <= 1.5 * (theirs - exact).gather(1, chosen).abs().mean()
 
 
-async def test_text_does_not_change_under_preemption_and_little_room_for_embeddings(tmp_path: Path) -> None:
-    path = build_checkpoint("qwen3_vl", tmp_path / "qwen3_vl")
-    media, whole = Media(path, "qwen3_vl", "image"), WholeModel(path)
+@pytest.mark.parametrize(
+    ("family", "kv_cache_memory", "picture_memory"), [("qwen3_vl", 140_000, 3 * 64 * 4 * 3), ("lfm2_vl", 80_000, 20 * 64 * 4)]
+)
+async def test_text_does_not_change_under_preemption_and_little_room_for_embeddings(
+    family: str, kv_cache_memory: int, picture_memory: int, tmp_path: Path
+) -> None:
+    path = build_checkpoint(family, tmp_path / family)
+    media, whole = Media(path, family, "image"), WholeModel(path)
     # Room for six pictures or so, of which each request needs two; two KV caches' worth of tokens.
-    room = 6 * 3 * 64 * 4 * 3
-    async with a_media_stack(path, max_num_batched_tokens=16, kv_cache_memory=140_000, embedding_cache_memory=room) as stack:
+    room = 6 * picture_memory
+    async with a_media_stack(
+        path, max_num_batched_tokens=16, kv_cache_memory=kv_cache_memory, embedding_cache_memory=room
+    ) as stack:
         items = [("image", file) for file in media.files]
         prompts = [await stack.prompt("x" * number, items[number % 2], "and", items[1 - number % 2]) for number in range(6)]
         answers = await asyncio.gather(*(stack.answer(prompt, f"r{i}", max_tokens=24) for i, prompt in enumerate(prompts)))
@@ -167,6 +175,19 @@ async def test_text_does_not_change_under_preemption_and_little_room_for_embeddi
         for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             inputs = [media.inputs[number % 2], media.inputs[1 - number % 2]]
             assert_parity(answer, whole.logprobs(prompt, answer.token_ids, inputs), stack.embed_token_ids)
+
+
+async def test_the_next_turn_after_a_picture_finds_the_states_behind_it(tmp_path: Path) -> None:
+    path = build_checkpoint("lfm2_vl", tmp_path / "lfm2_vl")
+    media, whole = Media(path, "lfm2_vl", "image"), WholeModel(path)
+    async with a_media_stack(path, max_num_batched_tokens=16) as stack:
+        first = await stack.prompt(_TEXT, ("image", media.files[0]), "Well?")
+        answer = await stack.answer(first, max_tokens=20)
+        for more in ([7, 8, 9], [9, 8]):  # the second branches where the answer ends
+            turn = replace(first, token_ids=[*first.token_ids, *answer.token_ids, *more])
+            got = await stack.answer(turn, f"turn-{len(more)}", max_tokens=8)
+            assert got.last.usage.cached_tokens >= len(first.token_ids) // 16 * 16
+            assert_parity(got, whole.logprobs(turn, got.token_ids, media.inputs[:1]), stack.embed_token_ids)
 
 
 async def test_a_dead_encoder_fails_who_needs_it_and_leaves_text_alone(tmp_path: Path) -> None:
