@@ -39,8 +39,8 @@ class Lfm2VlImageProcessor(PilBackend):
     """Pictures to patches.
 
     Returns for each tile of each picture:
-        pixel_values: [max_num_patches, patch_size * patch_size * channels] float32, and zeros.
-        pixel_attention_mask: [max_num_patches] int32, 1 for the patches that there are.
+        pixel_values: [patches, patch_size * patch_size * channels] float32; zeros behind the tile's own, up to the longest tile.
+        pixel_attention_mask: [patches] int32, 1 for the patches that there are.
         spatial_shapes: [2] int64, rows and columns of patches.
 
     With `return_row_col_info` for each picture, too: image_rows and image_cols of its tiles, image_sizes [height, width] in pixels
@@ -113,20 +113,21 @@ class Lfm2VlImageProcessor(PilBackend):
                 parts.append(self.resize(image, SizeDict(height=whole[0], width=whole[1]), resample=resample))
             layouts.append((rows, columns, whole))
         patches_of_tile = (tile_size // encoder_patch_size) ** 2 if do_image_splitting else 0
-        longest = max(max_image_tokens * downsample_factor**2, patches_of_tile)
+        most = max(max_image_tokens * downsample_factor**2, patches_of_tile)
         for height, width in (part.shape[-2:] for part in parts):
-            if height * width > longest * encoder_patch_size**2:  # a thin strip; transformers' processor would make wrong masks
+            if height * width > most * encoder_patch_size**2:  # a thin strip; transformers' processor would make wrong masks
                 raise ValueError(f"its sides differ too much: it would be made {width}x{height}, more than the tower takes")
-        data = self._inputs(parts, encoder_patch_size, longest, options)
+        data = self._inputs(parts, encoder_patch_size, options)
         if return_row_col_info:
             data["image_rows"] = [rows for rows, _, _ in layouts]
             data["image_cols"] = [columns for _, columns, _ in layouts]
             data["image_sizes"] = [list(whole) for _, _, whole in layouts]
         return BatchFeature(data=data, tensor_type=return_tensors)
 
-    def _inputs(self, parts: list[np.ndarray], patch_size: int, longest: int, options: dict[str, Any]) -> dict[str, Any]:
-        """The tower's inputs. longest: number of patches that all parts are padded to."""
+    def _inputs(self, parts: list[np.ndarray], patch_size: int, options: dict[str, Any]) -> dict[str, Any]:
+        """The tower's inputs. Parts are padded to the longest one only, because the tower computes padding, too."""
         values, masks, shapes = [], [], []
+        longest = max(math.prod(part.shape[-2:]) for part in parts) // patch_size**2
         for part in parts:
             pixels = self.rescale(part, options["rescale_factor"]) if options["do_rescale"] else part
             if options["do_normalize"]:
@@ -146,7 +147,7 @@ class Lfm2VlImageProcessor(PilBackend):
 class Lfm2VlImageSizes(Lfm2VlImageProcessor):
     """Computes only how a picture is cut, for processes that need no pixels."""
 
-    def _inputs(self, parts: list[np.ndarray], patch_size: int, longest: int, options: dict[str, Any]) -> dict[str, Any]:
+    def _inputs(self, parts: list[np.ndarray], patch_size: int, options: dict[str, Any]) -> dict[str, Any]:
         return {}
 
 
