@@ -50,7 +50,7 @@ def audio_inputs(path: Path, sound: Any) -> dict[str, torch.Tensor]:
 
 def video_inputs(family: str, file: bytes) -> dict[str, torch.Tensor]:
     """Inputs from our video processor for the Qwen-VL families."""
-    is_qwen3 = family.startswith(("qwen3_vl", "qwen3_5"))
+    is_qwen3 = family.startswith(("qwen3_vl", "qwen3_5", "lfm3_vl"))
     kind = "Qwen3VLVideoProcessor" if is_qwen3 else "Qwen2VLVideoProcessor"
     rule = {"video_processor_type": kind, "fps": 2.0, "min_frames": 4, "max_frames": 16}
     size = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * (64 if is_qwen3 else 24)}

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 #: Files that define how media are preprocessed. A change of one of them changes the embeddings.
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 #: Model types whose videos are supported.
-VIDEO_MODEL_TYPES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+VIDEO_MODEL_TYPES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "lfm3_vl"})
 _BUDGET_PER_VIDEO = VIDEO_MODEL_TYPES - {"qwen2_vl", "qwen2_5_vl"}
 
 

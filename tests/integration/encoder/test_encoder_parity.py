@@ -47,7 +47,7 @@ class FullModel:
         ids = torch.tensor([[5, *[token_id] * num_tokens, 6, 7]])
         is_placeholder = ids[0] == token_id
         more: dict[str, Any] = {}
-        if any("grid" in name for name in inputs):
+        if any("grid" in name for name in inputs) and self.config.model_type != "lfm3_vl":  # its positions have one axis
             # Positions have no influence on what is scattered; given, they need not be found.
             more["position_ids"] = torch.arange(ids.shape[1]).expand(3, 1, -1)
         with torch.inference_mode():

@@ -121,6 +121,7 @@ async def test_tokens_and_logprobs_equal_the_whole_model(family: str, modality: 
         ("qwen3_vl", ["image", "video", "image"]),
         ("gemma3", ["image", "image"]),
         ("lfm2_vl", ["image", "image"]),
+        ("lfm3_vl", ["image", "video", "image"]),
         ("gemma4", ["image", "image"]),
         ("qwen2_5_omni", ["audio", "image"]),
         ("qwen3_omni", ["image", "audio", "image"]),

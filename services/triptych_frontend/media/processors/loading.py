@@ -27,6 +27,7 @@ VIDEO_PROCESSORS = {
     "qwen3_vl_moe": "Qwen3VLVideoProcessor",
     "qwen3_5": "Qwen3VLVideoProcessor",
     "qwen3_5_moe": "Qwen3VLVideoProcessor",
+    "lfm3_vl": "Qwen3VLVideoProcessor",
 }
 
 
