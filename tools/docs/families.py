@@ -36,10 +36,9 @@ By what their layers have besides full attention, with the tested media in brack
 _TAIL = """
 Bidirectional models that embed are in [models.md](models.md#pooling-models).
 
-Never run: pictures of LFM2-VL, whose processor needs torchvision, without which the tests run; media of Phi-4-multimodal (its
-text is served); audio and video of Gemma 4, which are [refused](models.md#media). [Refused](models.md#refused-models), too:
-Mamba-1 (Jamba, Mamba), lightning attention (MiniMax-01), models of recurrent layers only (Mamba-2), sparse attention
-(DeepSeek-V3.2), Llama 4 beyond 8,192 tokens, and encoder-decoder models other than Whisper (T5).
+Never run: media of Phi-4-multimodal, audio and video of Gemma 4; these are [refused](models.md#media), and text is served.
+[Refused](models.md#refused-models), too: Mamba-1 (Jamba, Mamba), lightning attention (MiniMax-01), models of recurrent layers
+only (Mamba-2), compressed sparse attention (DeepSeek-V4), and encoder-decoder models other than Whisper (T5).
 """
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
@@ -63,6 +62,10 @@ def traits(config: PretrainedConfig) -> list[str]:
         found.append("latent attention")
     if "sliding_attention" in kinds or (not kinds and getattr(text, "sliding_window", None)):
         found.append("windows")
+    if "indexed_attention" in kinds:
+        found.append("selected keys")
+    if "chunked_attention" in kinds:
+        found.append("chunks")
     if config.is_encoder_decoder:
         found.append("cross-attention")
     if any((getattr(text, name, None) or 0) > 1 for name in _EXPERTS):

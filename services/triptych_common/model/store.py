@@ -229,19 +229,17 @@ def why_text_only(path: Path) -> str | None:
 
 
 def has_towers(path: Path) -> bool:
-    """Whether the checkpoint in a directory has towers for images, audio or video besides its language model, or an encoder, that
-    are used.
+    """Whether the checkpoint in a directory has towers that are used besides its language model, or an encoder.
 
     It reads only the configuration, so that processes without torch and transformers can use it.
     """
-    if is_encoder_decoder(path):
-        return True
     if why_text_only(path) is not None:
         return False
     config = read_json(path / "config.json")
     # Omni models nest the part that understands ("thinker") beside the part that speaks.
     parts = (config, config.get("thinker_config") or {})
-    return any(part.get(name) for part in parts for name in ("vision_config", "audio_config", "encoder_config"))
+    has_parts = any(part.get(name) for part in parts for name in ("vision_config", "audio_config", "encoder_config"))
+    return has_parts or is_encoder_decoder(path)
 
 
 def eos_token_ids(path: Path) -> tuple[int, ...]:
