@@ -163,12 +163,13 @@ def test_quantised_layers_become_one_kernel_each(dtype: torch.dtype):
 def test_a_kernel_that_is_not_what_its_quantised_parts_are_is_given_up(caplog: pytest.LogCaptureFixture):
     model = marked(a_tiny_llama_config(hidden_size=256, intermediate_size=512))
     first = next(layer for layer in model.modules() if isinstance(layer, FusedDecoderLayer))
-    first._mlp_eps = 1.0  # the parts take it from here with each call; the kernel, when it is made
+    _, norm = first._norms
+    norm.eps = 1.0  # the parts take it from here with each call; the kernel, when it is made
     join = FusedDecoderLayer.join
 
     def join_then_change(layer: FusedDecoderLayer) -> None:
         join(layer)
-        layer._mlp_eps = 1e-5
+        norm.eps = 1e-5
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FusedDecoderLayer, "join", join_then_change)
