@@ -31,9 +31,11 @@ KUBERNETES_CRDS ?=
 
 # Torch by itself and first: its CPU build where no NVIDIA GPU is visible and pip was not told where to look.
 TORCH := torch>=2.11,<2.14
-# What depends on the instruction set.
+# What depends on the instruction set: kernels, and for the lowest level also models that compute with them.
 LEVEL_TESTS := tests/unit/common/test_cpu.py tests/unit/common/test_torch_env.py tests/unit/encoder/test_packed_linear.py \
-	$(addprefix tests/unit/engine/, cpu lora parallel quantization runner) tests/integration/encoder/test_encoder_parity.py \
+	tests/unit/engine/cpu tests/unit/engine/quantization tests/unit/engine/runner/test_sampling_kernels.py \
+	tests/integration/parity/test_bfloat16_parity.py
+LOWEST_LEVEL_TESTS := $(addprefix tests/unit/engine/, lora parallel runner) tests/integration/encoder/test_encoder_parity.py \
 	tests/integration/parity
 # What runs requests through the engine's step loop with a real model.
 MP_TESTS := tests/integration/parity tests/unit/engine/lora tests/unit/engine/runner tests/unit/engine/scheduling
@@ -83,7 +85,8 @@ test-levels: models-of-tests ## Run the tests of engine and encoder with each in
 	levels=$$($(BIN)/python -m triptych_common.host.cpu) || exit 1; \
 	[ -n "$$levels" ] || echo "this CPU has no instruction set below its best one"; \
 	for level in $$levels; do echo "TRIPTYCH_CPU_ISA=$$level"; \
-		TRIPTYCH_CPU_ISA=$$level HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(IN_PARALLEL) $(LEVEL_TESTS) $(ARGS) || exit 1; \
+		[ "$$level" != "$${levels##* }" ] || more="$(LOWEST_LEVEL_TESTS)"; \
+		TRIPTYCH_CPU_ISA=$$level HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(IN_PARALLEL) $(LEVEL_TESTS) $$more $(ARGS) || exit 1; \
 	done
 
 # Where a test looks into the runner, it looks into the one of its own process.
