@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from benchmarks.errors import BenchmarkError
 from benchmarks.simulation.figures import Limits
 from benchmarks.simulation.setup import Setup
 from benchmarks.simulation.simulate import Simulation
@@ -31,7 +32,7 @@ def fit(setup: Setup, conversations: Sequence[Conversation], real: dict, limits:
             brought to what the engines counted.
     """
     if computes:
-        setup = _calibrated(setup, conversations, real, limits)
+        setup = calibrated(setup, conversations, real, limits)
     names = ["host_step_s", "request_s", "host_sequence_s"]
 
     def error(candidate: Setup) -> float:
@@ -49,11 +50,18 @@ def fit(setup: Setup, conversations: Sequence[Conversation], real: dict, limits:
     return best, least
 
 
-def _calibrated(setup: Setup, conversations: Sequence[Conversation], real: dict, limits: Limits) -> Setup:
+def calibrated(setup: Setup, conversations: Sequence[Conversation], real: dict, limits: Limits) -> Setup:
     """The setup in whose run a step, and a token of it, take as long as in a real run.
 
     Steps take different times in a simulated run as soon as other requests meet in them, so this is done again with what it found.
+
+    Raises:
+        BenchmarkError: by the engines' counts, a token takes no time, as when all windows are alike.
     """
+    if real["per_step_token_ms"] <= 0:
+        raise BenchmarkError(
+            f"by the engines' counts, a token of a step takes {real['per_step_token_ms']:.3f} ms; load them more evenly"
+        )
     for _ in range(_ROUNDS):
         found, overheads = Simulation(setup).run(conversations, limits), setup.overheads
         factor = real["per_step_token_ms"] / found["per_step_token_ms"]

@@ -9,7 +9,9 @@ import importlib.util
 import io
 import sys
 
-from triptych_gateway.file_process import Limits, UnreadableError, read_in_process, serve_file
+from triptych.errors import ServiceUnavailableError
+
+from triptych_gateway.file_process import BusyError, Limits, UnreadableError, read_in_process, serve_file
 
 #: Longest time for a file, in seconds, and most memory, in bytes.
 _TIMEOUT_S, _MAX_MEMORY = 30, 1 << 30
@@ -24,11 +26,18 @@ class PdfError(Exception):
 
 
 async def text_of_pdf(content: bytes) -> str:
-    """The text of a PDF file, page by page. Raises PdfError."""
+    """The text of a PDF file, page by page.
+
+    Raises:
+        PdfError: it cannot be read.
+        ServiceUnavailableError: the gateway had no time for it.
+    """
     if importlib.util.find_spec("pypdf") is None:
         raise PdfError("is a PDF file, which this gateway cannot read: pypdf is not installed (triptych-server[pdf])")
     try:
         return (await read_in_process(_COMMAND, content, Limits(_TIMEOUT_S, _MAX_MEMORY))).decode()
+    except BusyError as error:
+        raise ServiceUnavailableError(f"a PDF file: {error}; try again later") from None
     except UnreadableError as error:
         raise PdfError(f"is a PDF file that cannot be read: {error}") from None
 

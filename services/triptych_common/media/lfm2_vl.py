@@ -17,6 +17,9 @@ from transformers.image_processing_backends import PilBackend
 from transformers.image_utils import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, PILImageResampling, SizeDict
 from transformers.processing_utils import ImagesKwargs
 
+#: Pairs of patches that attend to each other, of all parts of a picture that is cut. The checkpoints' options make 12 million.
+_MOST_PAIRS = 1 << 27
+
 
 class Lfm2VlImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
     """The options of transformers' own processor."""
@@ -100,6 +103,7 @@ class Lfm2VlImageProcessor(PilBackend):
         parts: list[np.ndarray] = []
         layouts = []
         for image in images:
+            own: list[np.ndarray] = []
             height, width = image.shape[-2:]
             token = encoder_patch_size * downsample_factor
             whole = _size_of_whole(height, width, token, min_image_tokens, max_image_tokens)
@@ -108,9 +112,11 @@ class Lfm2VlImageProcessor(PilBackend):
                 rows, columns = _grid(height, width, min_tiles, max_tiles, tile_size)
             if rows * columns > 1:
                 size = SizeDict(height=tile_size * rows, width=tile_size * columns)
-                parts += _tiles(self.resize(image, size, resample=resample), rows, columns)
+                own += _tiles(self.resize(image, size, resample=resample), rows, columns)
             if rows * columns == 1 or use_thumbnail:
-                parts.append(self.resize(image, SizeDict(height=whole[0], width=whole[1]), resample=resample))
+                own.append(self.resize(image, SizeDict(height=whole[0], width=whole[1]), resample=resample))
+            _check_attention(own, encoder_patch_size)
+            parts += own
             layouts.append((rows, columns, whole))
         patches_of_tile = (tile_size // encoder_patch_size) ** 2 if do_image_splitting else 0
         most = max(max_image_tokens * downsample_factor**2, patches_of_tile)
@@ -127,7 +133,7 @@ class Lfm2VlImageProcessor(PilBackend):
     def _inputs(self, parts: list[np.ndarray], patch_size: int, options: dict[str, Any]) -> dict[str, Any]:
         """The tower's inputs. Parts are padded to the longest one only, because the tower computes padding, too."""
         values, masks, shapes = [], [], []
-        longest = max(math.prod(part.shape[-2:]) for part in parts) // patch_size**2
+        longest = _num_patches(parts, patch_size)
         for part in parts:
             pixels = self.rescale(part, options["rescale_factor"]) if options["do_rescale"] else part
             if options["do_normalize"]:
@@ -149,6 +155,21 @@ class Lfm2VlImageSizes(Lfm2VlImageProcessor):
 
     def _inputs(self, parts: list[np.ndarray], patch_size: int, options: dict[str, Any]) -> dict[str, Any]:
         return {}
+
+
+def _check_attention(parts: list[np.ndarray], patch_size: int) -> None:
+    """Refuse parts of a picture that would take too much memory together.
+
+    Where some are padded, the tower has a mask of a number for each two patches of each part.
+    """
+    longest = _num_patches(parts, patch_size)
+    if len(parts) > 1 and len(parts) * longest**2 > _MOST_PAIRS:
+        raise ValueError(f"it would be {len(parts)} parts of up to {longest} patches, too many to compute together")
+
+
+def _num_patches(parts: list[np.ndarray], patch_size: int) -> int:
+    """Of the longest part."""
+    return max(math.prod(part.shape[-2:]) for part in parts) // patch_size**2
 
 
 def _size_of_whole(height: int, width: int, token: int, min_tokens: int, max_tokens: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -36,6 +37,8 @@ from triptych_engine.scheduling.request import SamplingParams
 from triptych_engine.scheduling.step_costs import StepCosts
 
 _PROBE_ID = "probe"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +77,11 @@ class ModelRunner:
         self._is_warm = False
         self._errors: dict[str, str] = {}  # request_id -> why it cannot be computed; of the current step
         traits = parts.media_traits
+        # No sequence is longer than the KV cache, which is much less than the context of some models.
+        capacity = self.num_blocks * config.block_size or config.max_model_len
         self._batch = InputBatch(
             config.max_num_seqs,
-            config.max_model_len,
+            min(config.max_model_len, capacity),
             config.block_size,
             self.size.num_window_blocks,
             spans_in_windows=isinstance(traits, MediaTraits) and traits.bidirectional is Bidirectional.VISION_IN_WINDOWS,
@@ -345,9 +350,12 @@ class ModelRunner:
     def _record_decode(self) -> GraphedDecode | None:
         config = self.config
         recorder = self._recorder or (CudaRecorder() if config.device.type == "cuda" else None)
-        more = self._model.recurrent is not None or self._model.cross is not None
-        more = more or any(shape.chunk for shape in self._model.layers.values())
-        if not config.cuda_graphs or recorder is None or more:
+        if not config.cuda_graphs or recorder is None:
+            return None
+        if any(shape.chunk for shape in self._model.layers.values()):
+            log.warning("chunked attention: decode steps are not recorded as CUDA graphs, and take longer")
+            return None
+        if self._model.recurrent is not None or self._model.cross is not None:
             return None
         return record_decode(
             self._model,

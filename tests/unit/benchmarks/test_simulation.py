@@ -27,9 +27,10 @@ from triptych_engine.scheduling.step_costs import StepCosts
 from triptych_engine.settings import EngineSettings
 
 from benchmarks.engine.costs import fit as fit_costs
+from benchmarks.errors import BenchmarkError
 from benchmarks.simulation.engine import VirtualEngine, new_scheduler
-from benchmarks.simulation.figures import Limits, Record, summarize
-from benchmarks.simulation.fit import fit
+from benchmarks.simulation.figures import Limits, Record, Window, steps_of, summarize
+from benchmarks.simulation.fit import calibrated, fit
 from benchmarks.simulation.frontend import VirtualFrontend
 from benchmarks.simulation.setup import Grid, Overheads, Setup
 from benchmarks.simulation.simulate import Simulation
@@ -344,28 +345,31 @@ def test_a_step_of_any_size_has_a_time() -> None:
     assert costs.step_s(3, 1) == pytest.approx(0.023)
 
 
-def fitted(truth: Overheads, begin: Overheads, *, computes: bool) -> tuple[Overheads, float]:
-    conversations = list(LOAD.conversations(0))
-    seen = Simulation(a_setup(overheads=truth, checks_every=0)).run(conversations)
-    found, error = fit(a_setup(overheads=begin), conversations, seen, Limits(), computes=computes)
-    return found.overheads, error
-
-
 def test_the_fit_finds_what_is_outside_of_the_steps() -> None:
-    found, error = fitted(
-        Overheads(request_s=0.02, host_step_s=0.004), Overheads(request_s=0.004, host_step_s=0.001), computes=False
-    )
+    conversations = list(LOAD.conversations(0))
+    truth = a_setup(overheads=Overheads(request_s=0.02, host_step_s=0.004), checks_every=0)
+    seen = Simulation(truth).run(conversations)
+    begin = a_setup(overheads=Overheads(request_s=0.004, host_step_s=0.001))
+    found, error = fit(begin, conversations, seen, Limits(), computes=False)
     assert error < 0.05
-    assert found.request_s == pytest.approx(0.02, rel=0.5)
-    assert found.host_step_s == pytest.approx(0.004, rel=0.5)
+    assert found.overheads.request_s == pytest.approx(0.02, rel=0.5)
+    assert found.overheads.host_step_s == pytest.approx(0.004, rel=0.5)
 
 
 @pytest.mark.parametrize(("shared_step_s", "slowdown"), [(0.004, 1.3), (0.004, 0.9), (0.0, 1.1)])
-def test_the_fit_finds_what_others_do_to_the_steps(shared_step_s: float, slowdown: float) -> None:
-    truth = Overheads(request_s=0.02, shared_step_s=shared_step_s, slowdown=slowdown)
-    found, _ = fitted(truth, Overheads(request_s=0.004), computes=True)
+def test_what_others_do_to_the_steps_is_found_in_what_engines_count(shared_step_s: float, slowdown: float) -> None:
+    conversations = list(LOAD.conversations(0))
+    truth = a_setup(overheads=Overheads(request_s=0.02, shared_step_s=shared_step_s, slowdown=slowdown))
+    seen = Simulation(truth).run(conversations)
+    found = calibrated(a_setup(overheads=Overheads(request_s=0.004)), conversations, seen, Limits()).overheads
     assert found.slowdown == pytest.approx(slowdown, rel=0.03)
     assert found.shared_step_s == pytest.approx(shared_step_s, abs=0.0003)
+
+
+def test_counts_in_which_a_token_takes_no_time_are_refused() -> None:
+    seen = steps_of([Window(10, 80, 1.0), Window(10, 160, 1.0), Window(10, 240, 0.9)])
+    with pytest.raises(BenchmarkError, match=r"a token of a step takes -0\.\d+ ms"):
+        calibrated(a_setup(), list(LOAD.conversations(0)), seen, Limits())
 
 
 def test_a_run_leaves_the_levels_of_logs_as_they_were() -> None:

@@ -23,6 +23,7 @@ from aiohttp import web
 from rich.console import Console
 from support.fakes.frontend import MODEL, FakeFrontend, says
 from support.fakes.gateway import gateway_server
+from support.terminal import interruptible_children
 from support.waiting import until
 from triptych.v1 import common_pb2
 from triptych_cli.bench.command import BenchOptions, bench
@@ -236,9 +237,10 @@ async def test_an_interrupt_prints_what_was_measured(num_free: int, loads: list[
     server.num_free = num_free
     async with serving(server) as url:
         command = ["bench", url, "--concurrency", "1,3", "--num-prompts", "6", "--output-len", "2"]
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "triptych_cli", *command), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        with interruptible_children():
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "triptych_cli", *command), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
         num_live = 1 if num_free == 2 else 3
         await until(lambda: len(server.bodies) == num_free + num_live and server.live == num_live, 60)
         process.send_signal(signal.SIGINT)

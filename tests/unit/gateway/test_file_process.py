@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from triptych_gateway.file_process import Limits, TooLargeError, UnreadableError, read_in_process
+from triptych_gateway.file_process import BusyError, Limits, TooLargeError, UnreadableError, read_in_process
 
 LIMITS = Limits(60.0, 4 << 30)
 PROGRAM = """
@@ -11,12 +11,12 @@ import sys
 from triptych_gateway.file_process import Limits, TooLargeError, UnreadableError, serve_file
 def read(content):
     {line}
-sys.exit(serve_file(read, Limits(60.0, 4 << 30)))
+sys.exit(serve_file(read, Limits({timeout_s}, 4 << 30)))
 """
 
 
 async def read(line: str, limits: Limits = LIMITS) -> bytes:
-    return await read_in_process(("-c", PROGRAM.format(line=line)), b"the file", limits)
+    return await read_in_process(("-c", PROGRAM.format(line=line, timeout_s=limits.timeout_s)), b"the file", limits)
 
 
 async def test_output() -> None:
@@ -38,6 +38,13 @@ async def test_a_refused_file(line: str, kind: type[Exception], said: str) -> No
     assert (type(raised.value), str(raised.value)) == (kind, said)
 
 
-async def test_a_file_that_takes_too_long() -> None:
-    with pytest.raises(TooLargeError, match=r"it takes longer than 0\.2 s to read"):
+async def test_a_file_that_takes_too_much() -> None:
+    with pytest.raises(TooLargeError, match=r"it takes longer than 1 s to read"):
+        await read("while True: pass", Limits(1.0, 4 << 30))
+    with pytest.raises(TooLargeError, match=r"it takes more than 4096 MiB of memory to read"):
+        await read("return bytes(8 << 30)")
+
+
+async def test_a_machine_that_has_no_time_is_not_the_files_fault() -> None:
+    with pytest.raises(BusyError, match=r"it was not read within 0\.4 s"):
         await read("import time; time.sleep(30)", Limits(0.2, 4 << 30))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import Request, Response
-from triptych.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError, ServiceUnavailableError
 
 from triptych_gateway.access.routes import Access, AccessRouter
 from triptych_gateway.apis.audio.cutting import FOR_TEXT, FOR_TIMES, Speech, can_cut, cut_speech, is_short
@@ -22,7 +22,7 @@ from triptych_gateway.apis.audio.schema import (
 from triptych_gateway.apis.calls import EVENT_STREAM, answer
 from triptych_gateway.apis.json_body import JsonRoute
 from triptych_gateway.body_budget import BodyHold
-from triptych_gateway.file_process import TooLargeError, UnreadableError
+from triptych_gateway.file_process import BusyError, TooLargeError, UnreadableError
 from triptych_gateway.generation.call import GenerationCall
 from triptych_gateway.state import gateway_of, request_id_of
 from triptych_gateway.wire.errors import openapi_responses
@@ -86,6 +86,7 @@ async def _cut(request: Request, body: AudioRequest) -> Speech | None:
     Raises:
         InvalidRequestError: the file is too long, or times are asked for, and it cannot be read.
         QueueFullError: there is no memory for the pieces.
+        ServiceUnavailableError: the gateway had no time for the file.
     """
     rule = FOR_TIMES if body.is_timed else FOR_TEXT
     content, gateway = body.file.content, gateway_of(request)
@@ -96,6 +97,8 @@ async def _cut(request: Request, body: AudioRequest) -> Speech | None:
             raise UnreadableError("this gateway cannot decode it: PyAV or NumPy is not installed (triptych-server[speech])")
         async with gateway.speech_cutters.held(request.state.principal.tenant):
             speech = await cut_speech(content, rule)
+    except BusyError as error:
+        raise ServiceUnavailableError(f"file: {error}; try again later") from None
     except UnreadableError as error:
         if not body.is_timed and not isinstance(error, TooLargeError):
             return None  # the frontend says what is wrong with it

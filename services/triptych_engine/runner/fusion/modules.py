@@ -20,7 +20,11 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def activation_name(act_fn: Callable[[torch.Tensor], torch.Tensor]) -> str | None:
     """Which of `ACTIVATIONS` it is; None if it is another one."""
     sample = torch.linspace(-20, 20, 401)
-    return next((name for name, known in ACTIVATIONS.items() if torch.allclose(act_fn(sample), known(sample), atol=1e-6)), None)
+    try:
+        computed = act_fn(sample)
+    except (RuntimeError, TypeError):  # it has parameters elsewhere, or takes other arguments
+        return None
+    return next((name for name, known in ACTIVATIONS.items() if torch.allclose(computed, known(sample), atol=1e-6)), None)
 
 
 class SharedProduct:

@@ -16,7 +16,8 @@ from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 #: Scales of the tokens on which a mixture is compared, and how many an expert has on average: kernels have other tiles for more.
-_TRIALS = ((1, 2), (10, 12), (100, 24))
+#: With small ones, all experts have about the same share, which shows whether the chosen ones' are normalised. 0: one token.
+_TRIALS = ((0.01, 2), (1, 2), (10, 12), (100, 24), (1, 0))
 
 
 def fused_moe(module: nn.Module, module_name: str, kernels: FusedKernels, verdicts: Verdicts) -> FusedMoE | None:
@@ -75,7 +76,7 @@ def _computes_the_same(module: nn.Module, fused: FusedMoE, parts: MoEParts) -> b
     generator = torch.Generator().manual_seed(0)
     num_compared = 0
     for scale, tokens_of_expert in _TRIALS:
-        num_tokens = -(-tokens_of_expert * num_experts // parts.top_k)
+        num_tokens = max(1, -(-tokens_of_expert * num_experts // parts.top_k))
         x = (scale * torch.randn(1, num_tokens, hidden, generator=generator)).to(parts.router)
         try:
             expected, got = module(x), fused(x)

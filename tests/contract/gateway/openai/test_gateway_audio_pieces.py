@@ -273,13 +273,33 @@ async def test_files_that_cannot_be_cut(content: bytes, said: str) -> None:
     assert len(frontend.requests) == 1
 
 
-async def test_a_file_that_takes_too_long_to_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+#: The process that cuts, for a file of three hours, which would take the test too long.
+TOO_LONG = """
+import sys
+from triptych_gateway.file_process import Limits, TooLargeError, serve_file
+def cut(content):
+    raise TooLargeError("it is longer than 7200 s")
+sys.exit(serve_file(cut, Limits(60.0, 2 << 30)))
+"""
+
+
+async def test_a_file_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     # The models would say that they take 30 seconds at most, which is not what is wrong.
+    monkeypatch.setattr(cutting, "_COMMAND", ("-c", TOO_LONG))
+    frontend = FakeFrontend()
+    async with openai_client(frontend) as client:
+        with pytest.raises(openai.BadRequestError, match=r"file: cannot be cut into pieces: it is longer than 7200 s"):
+            await client.audio.transcriptions.create(model=MODEL.name, file=("a.wav", talk(20.0, 20.0)))
+    assert not frontend.requests
+
+
+async def test_a_gateway_that_has_no_time_to_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "_LIMITS", Limits(0.01, 2 << 30))
     frontend = FakeFrontend()
     async with openai_client(frontend) as client:
-        with pytest.raises(openai.BadRequestError, match=r"cannot be cut into pieces: it takes longer than 0\.01 s to read"):
+        with pytest.raises(openai.InternalServerError, match=r"file: it was not read within 0\.02 s; try again later") as raised:
             await client.audio.transcriptions.create(model=MODEL.name, file=("a.wav", talk(20.0, 20.0)))
+    assert raised.value.status_code == 503
     assert not frontend.requests
 
 

@@ -89,6 +89,15 @@ def test_a_mixture_is_recognised_and_how_it_shares(is_normalized: bool, dtype: t
     assert moe.parts.down.data_ptr() == block.experts.down_proj.data_ptr()
 
 
+@pytest.mark.parametrize("router_std", [1.0, 4.0])
+def test_a_steep_router_hides_not_how_it_shares(router_std: float):
+    """Where the logits of large inputs are far apart, the chosen experts have nearly all of the shares in either case."""
+    block = a_block(Qwen3MoeSparseMoeBlock, transformers.Qwen3MoeConfig(**SIZES, norm_topk_prob=False))
+    nn.init.normal_(block.gate.weight, std=router_std)
+    moe: Any = found(block)
+    assert not moe.parts.is_normalized
+
+
 def test_another_familys_mixture_is_recognised():
     assert found(a_block(MixtralSparseMoeBlock, transformers.MixtralConfig(**HEAD_16, num_local_experts=4))) is not None
 

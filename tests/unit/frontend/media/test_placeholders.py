@@ -121,6 +121,13 @@ def test_a_strip_that_the_tower_of_lfm2_vl_does_not_take_is_refused() -> None:
         expander.expand(ImageHeader(300, 2), {"tile_size": 40}, "item")
 
 
+def test_a_small_picture_cannot_ask_lfm2_vl_for_many_long_parts() -> None:
+    """The tower's mask would take 90 GB."""
+    options = {"tile_size": 32, "min_tiles": 64, "max_tiles": 64, "min_image_tokens": 4096, "max_image_tokens": 4096}
+    with pytest.raises(InvalidRequestError, match=r"item: .* it would be 65 parts of up to \d+ patches, too many"):
+        loaded("lfm2_vl")[1].expand(ImageHeader(64, 64), options | {"max_pixels_tolerance": 0}, "item")
+
+
 def _reference_ids(processor: Any, text: str, images: Any, prefix: str | None) -> list[int]:
     if prefix is None:
         # PaliGemma's processor rebuilds the prompt around the images; its placeholder text is what counts here.
