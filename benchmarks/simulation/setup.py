@@ -22,7 +22,7 @@ class Overheads:
         frontend_token_s: processor time of a frontend per output token.
         choice_s: processor time of a frontend to compare one engine, by policy.
         shared_step_s, slowdown: what a step takes more where others share the engine's cores and memory, and by which factor its
-            costs are higher. The pacer sees both.
+            costs without attention are higher. The pacer sees both.
     """
 
     request_s: float = 0.0
