@@ -155,8 +155,7 @@ class VirtualEngine:
             return
         seconds = 0.0
         if scheduled.num_scheduled_tokens:
-            overheads = self._setup.overheads
-            seconds = self._step_s(scheduled) + overheads.shared_step_s
+            seconds = self._step_s(scheduled) + self._setup.overheads.shared_step_s
             self.num_steps += 1
             grid = self._setup.grid
             is_off = scheduled.num_decoding > grid.max_decoding or scheduled.num_prompt_tokens > grid.max_prompt_tokens
@@ -166,7 +165,7 @@ class VirtualEngine:
 
     def _step_s(self, scheduled: SchedulerOutput) -> float:
         costs = self._setup.costs
-        # Who shares the machine shares its memory, from which weights come. Attention computes in the core's own caches.
+        # With attention slowed, too, steps with long contexts came out 21 % longer than real ones, else 12 % (docs/scale.md).
         return self._setup.overheads.slowdown * costs.step_s(scheduled.num_decoding, scheduled.num_prompt_tokens) + sum(
             costs.attention_s(num_tokens, self._requests[request_id].num_scheduled_tokens - num_tokens)
             for request_id, num_tokens in scheduled.num_scheduled_tokens.items()

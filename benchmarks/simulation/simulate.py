@@ -139,25 +139,20 @@ class Simulation:
     def _figures(self, limits: Limits) -> dict:
         engines, frontends = self.engines, self.frontends
         figures = summarize(self.records, sum(one.num_hits for one in engines), sum(one.num_queries for one in engines), limits)
+        figures |= steps_of([window for engine in engines for window in engine.windows.values()])
         seconds = max(figures["seconds"], 1e-9)
         loads = [one.sequence_seconds / seconds for one in engines]
-        num_steps = sum(one.num_steps for one in engines)
-        steps = steps_of([window for engine in engines for window in engine.windows.values()])
-        return (
-            figures
-            | steps
-            | {
-                "max_by_mean_load": max(loads) / fmean(loads) if any(loads) else 1.0,
-                "engine_busy": fmean(one.busy_s for one in engines) / seconds,
-                "frontend_busy": max(one.busy_s for one in frontends) / seconds,
-                "most_live": self.most_live,
-                "off_grid": sum(one.num_steps_off_grid for one in engines) / max(1, num_steps),
-                "num_preemptions": sum(one.num_preemptions for one in engines),
-                "num_evictions": sum(one.num_evictions for one in engines),
-                "num_moved": moved(frontends),
-                "num_events": self.timeline.num_events,
-            }
-        )
+        return figures | {
+            "max_by_mean_load": max(loads) / fmean(loads) if any(loads) else 1.0,
+            "engine_busy": fmean(one.busy_s for one in engines) / seconds,
+            "frontend_busy": max(one.busy_s for one in frontends) / seconds,
+            "most_live": self.most_live,
+            "off_grid": sum(one.num_steps_off_grid for one in engines) / max(1, sum(one.num_steps for one in engines)),
+            "num_preemptions": sum(one.num_preemptions for one in engines),
+            "num_evictions": sum(one.num_evictions for one in engines),
+            "num_moved": moved(frontends),
+            "num_events": self.timeline.num_events,
+        }
 
 
 @contextmanager
