@@ -12,8 +12,9 @@ whole prompt of each of --prefill tokens; each --steps times without a clock ins
 with one, taking turns, which gives its stages (engine/stages.py). Medians. A prompt of each context is also computed from its
 begin, in as many steps as the engine takes for it. Prompt lookup is off: a step brings each sequence one token.
 
-With --costs-file, steps are measured, too, in which --context-sequences decode while the engine's pacer computes a prompt. What a
-step costs is fitted to all that was measured, and written for engines that are simulated (--engine.simulate).
+With --costs-file, steps are measured, too, whose prompt follows 1,024 cached tokens, and in which --context-sequences decode while
+the engine's pacer computes a prompt. What a step costs is fitted to all that was measured, and written for simulated engines
+(--engine.simulate).
 
 Results go to benchmarks/results/<date>-<name>.json. For two commits, or two settings, measure by turns and use benchmarks.compare.
 """
@@ -47,7 +48,7 @@ from benchmarks.report.hold import hold
 _NUM_WARM_UP = 2
 #: Steps, at most, in which some sequences decode already while others still compute the end of their prompts; and the warm-up's.
 _MAX_SETUP_STEPS = 64
-#: Tokens of a prompt that is computed beside streams.
+#: Tokens of a prompt that is computed beside streams, and of those in the cache before others.
 _MIXED_PROMPT = 1024
 
 
@@ -73,16 +74,19 @@ class Bench:
         self._end()
         return {"phase": "decode", "num_seqs": num_seqs, "context": context, **measured}
 
-    def prefill(self, num_tokens: int, num_steps: int) -> dict:
-        """Steps with one prompt in each, which nobody has seen before."""
+    def prefill(self, num_tokens: int, num_steps: int, num_before: int = 0) -> dict:
+        """Steps with the end of one prompt in each, which nobody has seen before; the tokens before it are in the prefix cache."""
+        begin = self._tokens(0, num_before)
+        if begin:
+            self._until_first_token([self._add(begin, 1)])
 
         def next_prompt() -> None:
             self._end()
-            self._add(self._tokens(None, num_tokens), 2)
+            self._add(begin + self._tokens(None, num_tokens), 2)
 
         measured = self._measure(num_steps, next_prompt)
         self._end()
-        return {"phase": "prefill", "num_tokens": num_tokens, **measured}
+        return {"phase": "prefill", "num_tokens": num_tokens, "num_before": num_before, **measured}
 
     def mixed(self, num_seqs: int, context: int, num_tokens: int) -> list[dict]:
         """The steps that compute a new prompt, as much in each as the pacer allows, while so many sequences decode."""
@@ -176,6 +180,8 @@ def run(args: argparse.Namespace) -> dict:
                 print("prompt of {prompt_tokens} tokens: {seconds:.2f} s in {num_steps} steps".format(**prompts[-1]), flush=True)
         mixed: list[dict] = []
         if args.costs_file is not None:
+            for num_tokens in args.prefill:
+                mixed.append(bench.prefill(num_tokens, args.steps, _MIXED_PROMPT))
             for num_seqs in args.context_sequences * args.repeats:
                 mixed += bench.mixed(num_seqs, args.contexts[0], _MIXED_PROMPT)
             write_costs(args.costs_file, runs + mixed, prompts, loaded.scheduler.kv_cache.pool.num_blocks)
@@ -199,7 +205,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 512, 1024, 2048, 4096], metavar="N", help="tokens")
     parser.add_argument("--context-sequences", type=int, nargs="+", default=[1, 8], metavar="N", help="at each of the contexts")
     parser.add_argument(
-        "--prefill", type=int, nargs="+", default=[16, 64, 512], metavar="N", help="tokens of a prompt that one step computes"
+        "--prefill",
+        type=int,
+        nargs="+",
+        default=[16, 32, 48, 64, 96, 128, 256, 512],
+        metavar="N",
+        help="tokens of a prompt that one step computes",
     )
     parser.add_argument("--steps", type=int, default=20, help="that are timed without a clock inside, and as many with one")
     parser.add_argument("--repeats", type=int, default=2, help="how often each whole prompt is computed")

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> dict:
         simulated[name] = [Simulation(one).run(loads[name], limits) for one in jittered]
         for found in simulated[name]:
             print_run(f"simulated, {name}", found)
-    keys = ("engines", "frontends", "policy", "blocks", "seed", "computes", "scale_rate", "fitted", "workloads")
+    keys = ("engines", "frontends", "policy", "blocks", "seed", "computes", "scale_rate", "scale_duration", "fitted", "workloads")
     return {
         **described,
         "load": {key: getattr(args, key) for key in keys}
@@ -106,8 +106,8 @@ def _medians(runs: Sequence[dict]) -> dict[str, float]:
 
 def _conversations(args: argparse.Namespace, name: str) -> list[Conversation]:
     workload = WORKLOADS[name]
-    rate = workload.conversations_per_s * args.scale_rate
-    return list(replace(workload, conversations_per_s=rate).conversations(args.seed))
+    rate, duration_s = workload.conversations_per_s * args.scale_rate, workload.duration_s * args.scale_duration
+    return list(replace(workload, conversations_per_s=rate, duration_s=duration_s).conversations(args.seed))
 
 
 def _real(args: argparse.Namespace, engine: SimulatedEngine, conversations: Sequence[Conversation], limits: Limits) -> dict:
@@ -159,6 +159,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--real", type=Path, help="results of another run: take its real runs, start no services")
     parser.add_argument("--orders", type=int, default=5, help="simulated runs, each with another order of simultaneous requests")
     parser.add_argument("--scale-rate", type=float, default=1.0, help="factor on the rate of conversations")
+    parser.add_argument("--scale-duration", type=float, default=1.0, help="factor on the time in which conversations begin")
     parser.add_argument("--ttft-limit-s", type=float, default=1.0, help="longest TTFT that counts for goodput")
     parser.add_argument("--token-limit-s", type=float, default=0.1, help="longest mean time between two tokens that counts")
     parser.add_argument("--repeats", type=int, default=3, help="real runs of each workload")
@@ -167,7 +168,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--name", default="simulation-compare", help="of the results file")
     parser.add_argument("serve_args", nargs="*", help="after --: flags for `triptych serve`")
     args = parser.parse_args()
-    check_positive(parser, args.engines, args.frontends, args.blocks, args.scale_rate, args.repeats, args.orders)
+    check_positive(
+        parser, args.engines, args.frontends, args.blocks, args.scale_rate, args.scale_duration, args.repeats, args.orders
+    )
     if not args.overheads and args.fitted not in args.workloads:
         parser.error("the workload that constants are fitted to must be one of --workloads")
     return args

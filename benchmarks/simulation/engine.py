@@ -25,7 +25,6 @@ from triptych_engine.scheduling.request import Request
 from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.settings import EngineSettings
 
-from benchmarks.simulation.figures import WINDOW_S, Window
 from benchmarks.simulation.setup import Setup
 from benchmarks.simulation.timeline import Timeline
 
@@ -70,9 +69,7 @@ class VirtualEngine:
         self.is_up = True
         #: Integral of the sequences that run or wait over time, and steps beyond the measured grid.
         self.sequence_seconds = 0.0
-        self.num_steps = self.num_steps_off_grid = 0
-        #: By the number of the window.
-        self.windows: dict[int, Window] = {}
+        self.num_steps = self.num_step_tokens = self.num_steps_off_grid = 0
         self.num_preemptions = self.num_queries = self.num_hits = self.num_evictions = 0
         self.busy_s = 0.0
         self._start()
@@ -157,6 +154,7 @@ class VirtualEngine:
         if scheduled.num_scheduled_tokens:
             seconds = self._step_s(scheduled) + self._setup.overheads.shared_step_s
             self.num_steps += 1
+            self.num_step_tokens += sum(scheduled.num_scheduled_tokens.values())
             grid = self._setup.grid
             is_off = scheduled.num_decoding > grid.max_decoding or scheduled.num_prompt_tokens > grid.max_prompt_tokens
             self.num_steps_off_grid += is_off
@@ -165,8 +163,7 @@ class VirtualEngine:
 
     def _step_s(self, scheduled: SchedulerOutput) -> float:
         costs = self._setup.costs
-        # With attention slowed, too, steps with long contexts came out 21 % longer than real ones, else 12 % (docs/scale.md).
-        return self._setup.overheads.slowdown * costs.step_s(scheduled.num_decoding, scheduled.num_prompt_tokens) + sum(
+        return costs.step_s(scheduled.num_decoding, scheduled.num_prompt_tokens) + sum(
             costs.attention_s(num_tokens, self._requests[request_id].num_scheduled_tokens - num_tokens)
             for request_id, num_tokens in scheduled.num_scheduled_tokens.items()
         )
@@ -183,7 +180,6 @@ class VirtualEngine:
         self._publish(outputs)
         if seconds:
             self.scheduler.observe(scheduled, seconds)
-            self._count_step(sum(scheduled.num_scheduled_tokens.values()), seconds)
         if self._setup.checks_every and self.num_steps % self._setup.checks_every == 0:
             self.scheduler.check_integrity()
         overheads = self._setup.overheads
@@ -224,11 +220,6 @@ class VirtualEngine:
         _, held = self.scheduler.kv_cache.pool.watch()
         size = self.scheduler.kv_cache.block_size
         return Blocks(sequence=self._block_sequence, is_whole=True, added=map(block_id, held), block_size=size)
-
-    def _count_step(self, num_tokens: int, seconds: float) -> None:
-        number = int(self._timeline.now_s / WINDOW_S)
-        counted = self.windows.get(number, Window())
-        self.windows[number] = Window(counted.num_steps + 1, counted.num_tokens + num_tokens, counted.seconds + seconds)
 
     def _count_load(self) -> None:
         self.sequence_seconds += self.num_live * (self._timeline.now_s - self._counted_s)

@@ -5,21 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import numpy as np
 from triptych_cli.load.figures import percentile_ms
-
-#: Of an engine's time, in seconds.
-WINDOW_S = 2.0
-
-
-class Window(NamedTuple):
-    """Steps of an engine that ended in a part of its time: how many, their tokens, and their seconds together."""
-
-    num_steps: float = 0.0
-    num_tokens: float = 0.0
-    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -91,19 +78,4 @@ def summarize(records: Sequence[Record], num_hits: int, num_queries: int, limits
         "token_p50_ms": percentile_ms(tokens, 0.5),
         "token_p99_ms": percentile_ms(tokens, 0.99),
         "longest_gap_p99_ms": percentile_ms([one.longest_gap_s for one in ended], 0.99),
-    }
-
-
-def steps_of(windows: Sequence[Window]) -> dict:
-    """What engines counted: steps, their mean duration, and what a step and each of its tokens take by ordinary least squares over
-    the windows."""
-    counts = np.array([window for window in windows if window.num_steps]).reshape(-1, 3)
-    (step_s, token_s), *_ = np.linalg.lstsq(counts[:, :2], counts[:, 2], rcond=None)
-    num_steps, num_tokens, seconds = counts.sum(0).tolist()
-    return {
-        "num_steps": round(num_steps),
-        "step_tokens": round(num_tokens),
-        "step_mean_ms": 1e3 * seconds / max(1.0, num_steps),
-        "per_step_ms": 1e3 * float(step_s),
-        "per_step_token_ms": 1e3 * float(token_s),
     }

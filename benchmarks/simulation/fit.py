@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from scipy.optimize import brentq
+
 from benchmarks.errors import BenchmarkError
 from benchmarks.simulation.figures import Limits
 from benchmarks.simulation.setup import Setup
@@ -18,6 +20,8 @@ _METRICS = {"ttft_p50_ms": 1.0, "ttft_mean_ms": 1.0, "token_p50_ms": 1.0, "token
 _ROUNDS, _FIRST_STEP = 3, 0.5
 #: Orders of simultaneous requests that a candidate is run with.
 _ORDERS = 3
+#: What a step takes more at most.
+_MOST_SHARED_S = 0.05
 #: Where a search begins that was at zero, in seconds.
 _LEAST_S = 1e-4
 
@@ -28,11 +32,9 @@ def fit(setup: Setup, conversations: Sequence[Conversation], real: dict, limits:
     Args:
         setup: to begin with. Its `message_s` and `frontend_*` are not changed.
         real: figures of the real run.
-        computes: the engines compute, on cores and memory that others use too. Then what a step and each of its tokens take is
-            brought to what the engines counted.
+        computes: the engines compute, on cores and memory that others use too. Then steps take longer, until all together take as
+            long as those that the engines counted.
     """
-    if computes:
-        setup = calibrated(setup, conversations, real, limits)
     names = ["host_step_s", "request_s", "host_sequence_s"]
 
     def error(candidate: Setup) -> float:
@@ -42,34 +44,36 @@ def fit(setup: Setup, conversations: Sequence[Conversation], real: dict, limits:
         logs = [weight * math.log(found[name] / real[name]) ** 2 for name, weight in _METRICS.items()]
         return math.sqrt(sum(logs) / sum(_METRICS.values()))
 
-    best, least = setup, error(setup)
+    best = setup
     for round_ in range(_ROUNDS):
-        factor = 1 + _FIRST_STEP / 2**round_
+        if computes:
+            best = sharing(best, conversations, real["step_s"], limits)
+        least = error(best)
         for name in names:
-            best, least = _search(best, least, name, factor, error)
+            best, least = _search(best, least, name, 1 + _FIRST_STEP / 2**round_, error)
     return best, least
 
 
-def calibrated(setup: Setup, conversations: Sequence[Conversation], real: dict, limits: Limits) -> Setup:
-    """The setup in whose run a step, and a token of it, take as long as in a real run.
-
-    Steps take different times in a simulated run as soon as other requests meet in them, so this is done again with what it found.
+def sharing(setup: Setup, conversations: Sequence[Conversation], step_s: float, limits: Limits) -> Setup:
+    """The setup with the `shared_step_s` with which all steps of a run take so many seconds together.
 
     Raises:
-        BenchmarkError: by the engines' counts, a token takes no time, as when all windows are alike.
+        BenchmarkError: the costs are those of quite another machine.
     """
-    if real["per_step_token_ms"] <= 0:
+
+    def shared(seconds: float) -> Setup:
+        return replace(setup, overheads=replace(setup.overheads, shared_step_s=seconds))
+
+    def total_s(seconds: float) -> float:
+        found: float = Simulation(shared(seconds)).run(conversations, limits)["step_s"]
+        return found
+
+    least_s, most_s = total_s(0.0), total_s(_MOST_SHARED_S)
+    if not 0.9 * least_s < step_s < most_s:
         raise BenchmarkError(
-            f"by the engines' counts, a token of a step takes {real['per_step_token_ms']:.3f} ms; load them more evenly"
+            f"the engines' steps took {step_s:.1f} s together, simulated ones {least_s:.1f} s; measure the costs on this machine"
         )
-    for _ in range(_ROUNDS):
-        found, overheads = Simulation(setup).run(conversations, limits), setup.overheads
-        factor = real["per_step_token_ms"] / found["per_step_token_ms"]
-        slowdown = factor * overheads.slowdown
-        own_s = (found["per_step_ms"] / 1e3 - overheads.shared_step_s) * factor
-        shared_s = max(0.0, real["per_step_ms"] / 1e3 - own_s)
-        setup = replace(setup, overheads=replace(overheads, slowdown=slowdown, shared_step_s=shared_s))
-    return setup
+    return shared(0.0 if step_s <= least_s else float(brentq(lambda s: total_s(s) - step_s, 0.0, _MOST_SHARED_S, xtol=1e-4)))
 
 
 def _search(best: Setup, least: float, name: str, factor: float, error: Callable[[Setup], float]) -> tuple[Setup, float]:

@@ -9,8 +9,6 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import pairwise
-from operator import sub
 from statistics import fmean
 
 import httpx
@@ -20,7 +18,7 @@ from triptych_cli.load.client import run_async
 from benchmarks.harness.engines import SAMPLE_S, SETTLE_S, engines_of
 from benchmarks.harness.machine import BusyMeter, cpu_s
 from benchmarks.harness.stack import Stack
-from benchmarks.simulation.figures import WINDOW_S, Limits, Record, Window, steps_of, summarize
+from benchmarks.simulation.figures import Limits, Record, summarize
 from benchmarks.simulation.workload import Conversation
 
 #: Flag of `triptych serve` that gets a port. Each further engine gets another one.
@@ -48,9 +46,9 @@ def pin_engines(stack: Stack, num_cores: int) -> None:
 def measure(stack: Stack, conversations: Sequence[Conversation], limits: Limits) -> dict:
     """Let all conversations take place; returns their figures, those of the engines' steps, and the processor time of each kind of
     service."""
-    before, cpu_before = engines_of(stack), _cpu_by_kind(stack.services)
+    before, cpu_before, steps_before = engines_of(stack), _cpu_by_kind(stack.services), _steps(stack)
     meter = BusyMeter([*stack.services.values(), psutil.Process()])
-    records, loads, counted = run_async(_converse(stack, conversations))
+    records, loads = run_async(_converse(stack, conversations))
     others_percent = meter.percent()["others"]
     time.sleep(SETTLE_S)
     after = engines_of(stack)
@@ -63,16 +61,20 @@ def measure(stack: Stack, conversations: Sequence[Conversation], limits: Limits)
     failures = sorted({one.error for one in records if one.error})[:5]
     largest = max(loads) / fmean(loads) if loads and any(loads) else 1.0
     told = {"cpu_s": cpu, "failures": failures, "others_percent": others_percent}
-    steps = steps_of([Window(*map(sub, later, earlier)) for engine in counted for earlier, later in pairwise(engine)])
+    steps = {name: count - steps_before[name] for name, count in _steps(stack).items()}
     return figures | steps | {"max_by_mean_load": largest, "num_preemptions": preemptions} | told
 
 
-async def _count(client: httpx.AsyncClient, port: int) -> Window:
-    """What an engine has counted since its start."""
-    text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
-    names = ("step_seconds_count", "step_tokens_sum", "step_seconds_sum")
-    found = [re.search(rf"^triptych_engine_{name} (\S+)$", text, re.MULTILINE) for name in names]
-    return Window(*(float(one[1]) if one else 0.0 for one in found))
+def _steps(stack: Stack) -> dict[str, float]:
+    """What the engines have counted since their start: steps, their tokens, and their seconds."""
+    counts = {"num_steps": "step_seconds_count", "step_tokens": "step_tokens_sum", "step_s": "step_seconds_sum"}
+    urls = [f"http://127.0.0.1:{_metrics_port(engine)}/metrics" for engine in _engines(stack)]
+    texts = [httpx.get(url, trust_env=False).text for url in urls]
+    found = {
+        name: [re.search(rf"^triptych_engine_{count} (\S+)$", text, re.MULTILINE) for text in texts]
+        for name, count in counts.items()
+    }
+    return {name: sum(float(one[1]) for one in engines if one) for name, engines in found.items()}
 
 
 def _cpu_by_kind(services: dict[str, psutil.Process]) -> dict[str, float]:
@@ -83,12 +85,10 @@ def _cpu_by_kind(services: dict[str, psutil.Process]) -> dict[str, float]:
     return seconds
 
 
-async def _converse(stack: Stack, conversations: Sequence[Conversation]) -> tuple[list[Record], list[float], list[list[Window]]]:
-    """What clients saw, the mean load of each engine, and what each had counted at the end of each window."""
+async def _converse(stack: Stack, conversations: Sequence[Conversation]) -> tuple[list[Record], list[float]]:
+    """What clients saw, and the mean load of each engine."""
     records: list[Record] = []
     loads: dict[str, list[int]] = {}
-    ports = [_metrics_port(engine) for engine in _engines(stack)]
-    counted: list[list[Window]] = [[] for _ in ports]
     async with httpx.AsyncClient(base_url=stack.target.url, timeout=600, limits=httpx.Limits(), trust_env=False) as client:
         start_s = time.perf_counter()
 
@@ -98,12 +98,6 @@ async def _converse(stack: Stack, conversations: Sequence[Conversation]) -> tupl
                 for engine in (await client.get("/load")).json()["engines"]:
                     if engine["id"]:
                         loads.setdefault(engine["id"], []).append((engine["num_running"] or 0) + (engine["num_waiting"] or 0))
-
-        async def count() -> None:
-            while True:
-                for port, engine in zip(ports, counted, strict=True):
-                    engine.append(await _count(client, port))
-                await asyncio.sleep(WINDOW_S)
 
         async def talk(conversation: Conversation) -> None:
             await asyncio.sleep(max(0.0, conversation.start_s - (time.perf_counter() - start_s)))
@@ -119,17 +113,15 @@ async def _converse(stack: Stack, conversations: Sequence[Conversation]) -> tupl
                     record.error = f"{type(error).__name__}: {error}"[:200]
                     return
 
-        watching = [asyncio.create_task(task) for task in (watch(), count())]
+        watching = asyncio.create_task(watch())
         try:
             await asyncio.gather(*map(talk, conversations))
         finally:
-            for task in watching:
-                task.cancel()
-            ends = await asyncio.gather(*watching, return_exceptions=True)
-        for end in ends:
-            if isinstance(end, Exception):
-                raise end
-    return records, [fmean(engine) for engine in loads.values()], counted
+            watching.cancel()
+            (end,) = await asyncio.gather(watching, return_exceptions=True)
+        if isinstance(end, Exception):
+            raise end
+    return records, [fmean(engine) for engine in loads.values()]
 
 
 async def _ask(

@@ -21,8 +21,8 @@ class Overheads:
         frontend_request_s: processor time of a frontend per request, without the choice of an engine.
         frontend_token_s: processor time of a frontend per output token.
         choice_s: processor time of a frontend to compare one engine, by policy.
-        shared_step_s, slowdown: what a step takes more where others share the engine's cores and memory, and by which factor its
-            costs without attention are higher. The pacer sees both.
+        shared_step_s: what a step takes more than its costs, which were measured alone, because others use the engine's core and
+            its caches between steps. The pacer sees it.
     """
 
     request_s: float = 0.0
@@ -34,7 +34,6 @@ class Overheads:
     frontend_token_s: float = 0.0
     choice_s: dict[str, float] = field(default_factory=dict)
     shared_step_s: float = 0.0
-    slowdown: float = 1.0
 
 
 @dataclass(frozen=True)

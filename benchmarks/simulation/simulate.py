@@ -13,7 +13,7 @@ from triptych.v1 import engine_pb2
 from triptych_engine.settings import EngineSettings
 
 from benchmarks.simulation.engine import VirtualEngine
-from benchmarks.simulation.figures import Limits, Record, steps_of, summarize
+from benchmarks.simulation.figures import Limits, Record, summarize
 from benchmarks.simulation.frontend import VirtualFrontend
 from benchmarks.simulation.setup import Setup
 from benchmarks.simulation.timeline import Timeline
@@ -139,11 +139,13 @@ class Simulation:
     def _figures(self, limits: Limits) -> dict:
         engines, frontends = self.engines, self.frontends
         figures = summarize(self.records, sum(one.num_hits for one in engines), sum(one.num_queries for one in engines), limits)
-        figures |= steps_of([window for engine in engines for window in engine.windows.values()])
         seconds = max(figures["seconds"], 1e-9)
         loads = [one.sequence_seconds / seconds for one in engines]
         return figures | {
             "max_by_mean_load": max(loads) / fmean(loads) if any(loads) else 1.0,
+            "num_steps": sum(one.num_steps for one in engines),
+            "step_tokens": sum(one.num_step_tokens for one in engines),
+            "step_s": sum(one.busy_s for one in engines),
             "engine_busy": fmean(one.busy_s for one in engines) / seconds,
             "frontend_busy": max(one.busy_s for one in frontends) / seconds,
             "most_live": self.most_live,
