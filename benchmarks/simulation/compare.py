@@ -35,7 +35,7 @@ from benchmarks.harness.stack import Stack, running_stack
 from benchmarks.report.hold import hold
 from benchmarks.simulation.figures import Limits
 from benchmarks.simulation.fit import fit
-from benchmarks.simulation.real import METRICS_FLAG, measure, pin_engines
+from benchmarks.simulation.real import METRICS_FLAGS, measure, pin_engines
 from benchmarks.simulation.setup import Overheads, Setup
 from benchmarks.simulation.simulate import Simulation
 from benchmarks.simulation.workload import CHATS, WORKLOADS, Conversation
@@ -116,7 +116,7 @@ def _real(args: argparse.Namespace, engine: SimulatedEngine, conversations: Sequ
         file = Path(folder) / "engine.json"
         file.write_text(json.dumps(engine.model_dump() | {"num_blocks": args.blocks}))
         own = ["--engine.num-threads", "1"] if args.computes else ["--engine.simulate", str(file)]
-        with running_stack(args.model, [*flags, *own, *args.serve_args], [METRICS_FLAG]) as stack:
+        with running_stack(args.model, [*flags, *own, *METRICS_FLAGS, *args.serve_args]) as stack:
             wait_until_all_serve(stack, args.engines)
             if args.computes:
                 pin_engines(stack, args.engines)

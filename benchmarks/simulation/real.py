@@ -21,8 +21,8 @@ from benchmarks.harness.stack import Stack
 from benchmarks.simulation.figures import Limits, Record, summarize
 from benchmarks.simulation.workload import Conversation
 
-#: Flag of `triptych serve` that gets a port. Each further engine gets another one.
-METRICS_FLAG = "--engine.metrics-port"
+#: Of `triptych serve`. Further engines get the ports behind this one, so it is not among those that services get at random.
+METRICS_FLAGS = ("--engine.metrics-port", "29053")
 
 
 def _engines(stack: Stack) -> list[psutil.Process]:
