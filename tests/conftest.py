@@ -49,3 +49,9 @@ def earlier_objects_frozen() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what happens when the time is over in which a request waits for a service that left."""
+    monkeypatch.setattr("triptych_common.cluster.pool.GRACE_S", 1.0)

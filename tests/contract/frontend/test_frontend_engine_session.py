@@ -102,6 +102,7 @@ async def test_a_slow_reader_gets_everything_in_fewer_messages() -> None:
     assert responses[-1].usage.completion_tokens == len(ids(text))
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_a_lost_engine_ends_live_calls_at_once_and_is_found_again() -> None:
     async with frontend_bench(endless) as bench:
         call = bench.chat(chat_request())
@@ -276,6 +277,7 @@ async def test_the_control_port_answers_for_what_the_frontend_has() -> None:
     assert reset.num_entries == 0
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_nothing_is_left_behind() -> None:
     before = asyncio.all_tasks()
     async with frontend_bench(endless) as bench:

@@ -193,6 +193,7 @@ async def test_classes(tmp_path: Path) -> None:
     assert list(answer.labels) == ["LABEL_0"]
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_another_engine_takes_over_when_one_dies_or_refuses(embedder: Path) -> None:
     info, _ = served_model(embedder, embedder.name, None, "auto")
     first, second = FakeEngine(info, hello()), FakeEngine(info, hello())

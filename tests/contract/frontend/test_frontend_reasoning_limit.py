@@ -203,6 +203,7 @@ async def rest_of(call: Any) -> None:
         pass
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_an_engine_that_is_lost_during_the_answer_ends_the_call() -> None:
     async with bench(endless) as one:
         call = one.chat(thinking(6))

@@ -150,6 +150,7 @@ async def test_of_several_models_one_must_be_named() -> None:
     assert "a, b" in unknown.json()["error"]["message"]
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_a_model_whose_frontends_are_away_is_unavailable_and_no_other_answers_for_it() -> None:
     async with two_models() as (client, frontends, lives):
         await lives["a"].aclose()

@@ -113,6 +113,7 @@ async def test_a_frontend_that_is_lost_during_an_upload_leaves_the_request_to_an
         assert await asyncio.wait_for(answer, 5) == "Hello"
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_the_same_for_one_that_waits_for_its_turn_to_upload() -> None:
     async with slow_frontends(1) as (pool, (frontend,), (life,), _):
         router = FrontendRouter(pool, ServedModels(pool))
@@ -133,6 +134,7 @@ async def begun_with_a_file(pool: Pool[FrontendConnection], frontends: Sequence[
     return answer, 0 if frontends[0].num_live else 1
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_a_request_that_is_placed_again_ends_when_the_second_frontend_is_lost_too() -> None:
     async with slow_frontends(2) as (pool, frontends, lives, _):
         answer, first = await begun_with_a_file(pool, frontends)

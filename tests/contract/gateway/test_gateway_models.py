@@ -141,6 +141,7 @@ async def test_why_a_model_cannot_be_woken_is_told_to_operators_alone(tmp_path: 
         assert (await ours.client.get("/admin/models")).json()["models"][0]["error"] == "the weights are gone"
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_a_model_of_other_frontends_is_not_the_managers(tmp_path: Path) -> None:
     async with suite(tmp_path, grpc_port=0) as ours:
         await ours.manager.unload(MODEL.name)

@@ -37,6 +37,7 @@ async def test_a_request_waits_for_a_model_that_is_scaled_from_zero(tmp_path: Pa
     assert (answer.status_code, answer.json()["model"]) == (200, "big")
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_a_model_that_is_unloaded_is_not_waited_for(tmp_path: Path) -> None:
     addresses, leaving = tmp_path / "frontends", FakeFrontend()
     leaving.model = common_pb2.ModelInfo(name="big", fingerprint="b" * 16, max_model_len=1024)

@@ -209,6 +209,7 @@ async def test_each_documented_metric_has_a_case_and_no_other_is_exported() -> N
     assert exported.values[f"{PREFIX}_spans_dropped_total", frozenset()] == 0, "tracing is off"
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_a_call_that_gets_to_no_engine_has_used_nothing() -> None:
     async with frontend_bench(metrics_port=0) as bench:
         await bench.engine.go_down()

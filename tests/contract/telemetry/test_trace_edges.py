@@ -103,6 +103,7 @@ async def test_a_frontend_that_does_not_trace_passes_traces_on() -> None:
     ]
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_a_call_that_gets_to_no_engine_has_all_its_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     async with collecting(monkeypatch) as collector, frontend_bench(otlp_traces_endpoint=collector.endpoint) as bench:
         await bench.engine.go_down()

@@ -26,7 +26,7 @@ class ConvArgs(ctypes.Structure):
         ("segments", RecurrentSegments),
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "state", "out")),
         *((name, ctypes.c_int64) for name in ("x_stride", "channels")),
-        *((name, ctypes.c_int32) for name in ("width", "silu")),
+        *((name, ctypes.c_int32) for name in ("width", "silu", "is_gated")),
     ]
 
 
@@ -77,15 +77,16 @@ class CpuRecurrentOps:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         *,
-        silu: bool,
+        silu: bool = False,
+        is_gated: bool = False,
         state: torch.Tensor,
         step: RecurrentStep,
     ) -> torch.Tensor:
         channels, width = weight.shape[0], weight.shape[1] - 1
         if x.dtype not in _TYPES or x.stride(-1) != 1 or not self._library.triptych_conv_takes(channels, width):
-            return self._torch.conv(x, weight, bias, silu=silu, state=state, step=step)
+            return self._torch.conv(x, weight, bias, silu=silu, is_gated=is_gated, state=state, step=step)
         weight, bias = self._prepared(weight, bias)
-        out = torch.empty(x.shape, dtype=x.dtype)
+        out = torch.empty(len(x), channels, dtype=x.dtype)
         args = ConvArgs(
             segments=_segments(step),
             x=x.data_ptr(),
@@ -97,6 +98,7 @@ class CpuRecurrentOps:
             channels=channels,
             width=width,
             silu=silu,
+            is_gated=is_gated,
         )
         self._conv[x.dtype](ctypes.byref(args))
         return out

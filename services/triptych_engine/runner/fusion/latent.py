@@ -19,7 +19,8 @@ from triptych_engine.runner.attention.latent import HeadProducts, LatentHeads
 from triptych_engine.runner.attention.paged import LayerShape
 from triptych_engine.runner.attention.plain import TorchAttention
 from triptych_engine.runner.fusion.calls import is_same_tensor
-from triptych_engine.runner.fusion.layer import TOLERANCE, TRIAL_BLOCK_SIZE, first_tokens, is_close
+from triptych_engine.runner.fusion.layer import TRIAL_BLOCK_SIZE, first_tokens
+from triptych_engine.runner.fusion.recognition import TOLERANCE, is_close
 from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)

@@ -22,23 +22,22 @@ from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMe
 from triptych_engine.runner.fusion.calls import AttentionCall, AttentionRecorder, ModuleCall, recorded_calls
 from triptych_engine.runner.fusion.kernels import FusedKernels, FusedMoE, LayerParts, PackedLinear, WholeLayer
 from triptych_engine.runner.fusion.modules import FusedRMSNorm, GatedMLP, LinearPart
+from triptych_engine.runner.fusion.recognition import (
+    STREAM_TOLERANCE,
+    TOLERANCE,
+    consists_of,
+    is_close,
+    layer_names,
+    replace_layers,
+)
 from triptych_engine.runner.fusion.rotary import RotaryTables
 from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
-#: Largest difference that rounding can explain, relative to the typical value.
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-#: Largest difference in what a layer adds to the residual stream that the stream's rounding to float32 can explain, relative to it.
-_STREAM_TOLERANCE = 1e-6
 #: Additional difference with quantised inputs: a tiny difference can change to which 8-bit value a number is rounded.
 _QUANT_TOLERANCE = 2e-2
 #: Block size of the KV cache in which a layer is verified.
 TRIAL_BLOCK_SIZE = 16
-#: Names of a layer's norms: before the attention and before the MLP; then behind them, before the residual stream is added.
-_NORMS = (
-    ("input_layernorm", "pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"),
-    ("input_layernorm", "post_attention_layernorm"),
-)
 
 
 class FusedDecoderLayer(nn.Module):
@@ -54,14 +53,15 @@ class FusedDecoderLayer(nn.Module):
     def __init__(self, layer: nn.Module, call: AttentionCall, kernels: FusedKernels, tables: RotaryTables) -> None:
         super().__init__()
         attention: Any = layer.self_attn
-        self._kernels = kernels
-        self._norms: list[FusedRMSNorm] = [getattr(layer, name) for name in _norm_names(layer)]
+        self._kernels, self._names = kernels, layer_names(layer)
+        self._norms: list[FusedRMSNorm] = [getattr(layer, name) for name in self._names.norms]
         self._qkv: PackedLinear = attention.q_proj.product
-        self._out: PackedLinear = attention.o_proj
-        self._mlp: Any = layer.mlp
+        self._out: PackedLinear = getattr(attention, self._names.output)
+        self._mlp: Any = getattr(layer, self._names.mlp)
         self._qk_norms = None
-        if hasattr(attention, "q_norm"):
-            self._qk_norms = (attention.q_norm.scale, attention.k_norm.scale, attention.q_norm.eps)
+        if hasattr(attention, self._names.qk_norms[0]):
+            q_norm, k_norm = (getattr(attention, name) for name in self._names.qk_norms)
+            self._qk_norms = (q_norm.scale, k_norm.scale, q_norm.eps)
         self.index, self._options = call.layer, call.options
         self._num_q_heads, self._head_dim = call.query.shape[1:]
         self._num_kv_heads, self._v_head_dim = call.value.shape[1:]
@@ -92,14 +92,16 @@ class FusedDecoderLayer(nn.Module):
         added = self._mlp(normed)
         return x.add_(post_norms[1](added) if post_norms else added)[None]
 
-    def linears(self) -> list[tuple[int, PackedLinear, tuple[int, ...]]]:
+    def linears(self) -> list[tuple[int, PackedLinear, dict[str, int]]]:
         """Its products but those of experts: the number of the first linear layer of each, in the order q, k, v, output, gate, up,
-        down; and the number of outputs of its layers."""
+        down; and the name and the number of outputs of each of its layers."""
         heads = self._num_q_heads * self._head_dim, self._num_kv_heads * self._head_dim, self._num_kv_heads * self._v_head_dim
-        linears = [(0, self._qkv, heads), (3, self._out, (self._out.out_features,))]
+        qkv = dict(zip(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), heads, strict=True))
+        linears = [(0, self._qkv, qkv), (3, self._out, {f"self_attn.{self._names.output}": self._out.out_features})]
         if isinstance(self._mlp, GatedMLP):
-            inner, down = self._mlp.down.in_features, self._mlp.down
-            linears += [(4, self._mlp.gate_up, (inner, inner)), (6, down, (down.out_features,))]
+            inner, product = self._mlp.down.in_features, self._mlp.down
+            gate, up, down = (f"{self._names.mlp}.{name}" for name in self._mlp.names)
+            linears += [(4, self._mlp.gate_up, {gate: inner, up: inner}), (6, product, {down: product.out_features})]
         return linears
 
     @property
@@ -125,7 +127,7 @@ class FusedDecoderLayer(nn.Module):
                 with attending(backend):
                     added.append(self(inputs, position_embeddings=tables) - inputs)
             # The parts round values between them to the model's dtype; the kernel does not.
-            if not is_close(added[0], added[1], 4 * TOLERANCE[dtype] + extra, _STREAM_TOLERANCE * inputs.abs()):
+            if not is_close(added[0], added[1], 4 * TOLERANCE[dtype] + extra, STREAM_TOLERANCE * inputs.abs()):
                 log.warning("layer %d as a whole is not what its parts are; it is computed in parts", self.index)
                 return False
         return True
@@ -152,18 +154,8 @@ def fuse_layers(
         position_ids: in the model's form, spread over the whole context: some attentions depend on the position.
         verdicts: of the same model, if it was loaded before in this process.
     """
-    layers = [(parent, name, layer) for parent in model.modules() for name, layer in parent.named_children() if _has_parts(layer)]
-    if not layers:
-        return 0
-    owners = {layer: (parent, name) for parent, name, layer in layers}
-    num_fused, tables = 0, RotaryTables()
-    calls, _ = recorded_calls(model, owners, token_ids, position_ids)
-    for call in calls:
-        fused = _fused(call, kernels, tables, verdicts)
-        if fused is not None:
-            setattr(*owners[call.module], fused)
-            num_fused += 1
-    return num_fused
+    tables = RotaryTables()
+    return replace_layers(model, token_ids, position_ids, _has_parts, lambda call: _fused(call, kernels, tables, verdicts))
 
 
 def join_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor, verdicts: Verdicts) -> None:
@@ -184,22 +176,12 @@ def _has_parts(layer: nn.Module) -> bool:
     attention: Any = getattr(layer, "self_attn", None)
     if attention is None:
         return False
-    wanted = {**dict.fromkeys(_norm_names(layer), FusedRMSNorm), "mlp": (GatedMLP, FusedMoE)}
-    parts: dict[str, Any] = {"q_proj": LinearPart, "k_proj": LinearPart, "v_proj": LinearPart, "o_proj": PackedLinear}
-    if hasattr(attention, "q_norm"):
-        parts |= {"q_norm": FusedRMSNorm, "k_norm": FusedRMSNorm}
-    return _consists_of(layer, wanted | {"self_attn": type(attention)}) and _consists_of(attention, parts)
-
-
-def _norm_names(layer: nn.Module) -> tuple[str, ...]:
-    return next((names for names in _NORMS if all(hasattr(layer, name) for name in names)), _NORMS[-1])
-
-
-def _consists_of(module: nn.Module, parts: dict[str, Any]) -> bool:
-    children = dict(module.named_children())
-    # Other modules without weights are allowed, for example rotary embeddings: the comparison shows whether they matter.
-    extra = [child for name, child in children.items() if name not in parts and any(True for _ in child.parameters())]
-    return not extra and all(isinstance(children.get(name), kind) for name, kind in parts.items())
+    names = layer_names(layer)
+    wanted = {**dict.fromkeys(names.norms, FusedRMSNorm), names.mlp: (GatedMLP, FusedMoE)}
+    parts: dict[str, Any] = {"q_proj": LinearPart, "k_proj": LinearPart, "v_proj": LinearPart, names.output: PackedLinear}
+    if hasattr(attention, names.qk_norms[0]):
+        parts |= dict.fromkeys(names.qk_norms, FusedRMSNorm)
+    return consists_of(layer, wanted | {"self_attn": type(attention)}) and consists_of(attention, parts)
 
 
 def _fused(call: ModuleCall, kernels: FusedKernels, tables: RotaryTables, verdicts: Verdicts) -> FusedDecoderLayer | None:
@@ -239,7 +221,7 @@ def _computes_the_same(fused: FusedDecoderLayer, call: ModuleCall, wanted: Atten
     if not all(is_close(want.float(), have.float(), tolerance) for want, have in pairs):
         return False
     # Compare what the layer adds, not its output: next to a few huge channels of the stream, any difference would look small.
-    stream = _STREAM_TOLERANCE * call.input.abs()
+    stream = STREAM_TOLERANCE * call.input.abs()
     return is_close(call.output - call.input, got - call.input, tolerance, stream)
 
 
@@ -267,11 +249,3 @@ def first_tokens(num_tokens: int) -> AttentionMetadata:
         slots=positions.astype(np.int64),
         positions=positions.astype(np.int32),
     )
-
-
-def is_close(expected: torch.Tensor, got: torch.Tensor, tolerance: float, extra: torch.Tensor | float = 0.0) -> bool:
-    """Whether each difference is small, relative to the element plus the root mean square of all elements."""
-    if expected.shape != got.shape:
-        return False
-    typical = expected.square().mean().sqrt()
-    return bool(((expected - got).abs() <= tolerance * (expected.abs() + typical) + extra).all())

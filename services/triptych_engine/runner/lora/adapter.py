@@ -14,7 +14,7 @@ from torch import nn
 from triptych_engine.runner.cpu.kernel_args import LoraUpdate
 from triptych_engine.runner.lora.directory import AdapterFiles
 from triptych_engine.runner.lora.peft_config import PeftConfig, refusal
-from triptych_engine.runner.lora.targets import KERNEL_UPDATES, LoraTarget
+from triptych_engine.runner.lora.targets import NUM_KERNEL_UPDATES, LoraTarget
 
 _PREFIX = "base_model.model."
 _SUFFIXES = (".lora_A.weight", ".lora_B.weight")
@@ -69,7 +69,7 @@ def read_adapter(files: AdapterFiles, targets: dict[str, LoraTarget], dtype: tor
     modules = _modules_of(files.name, tensors)
     config.check_complete(modules, targets)
     num_layers = 1 + max((target.place[0] for target in targets.values() if target.place is not None), default=-1)
-    adapter.table = (LoraUpdate * (num_layers * len(KERNEL_UPDATES)))()
+    adapter.table = (LoraUpdate * (num_layers * NUM_KERNEL_UPDATES))()
     for module in modules:
         a, b = (tensors.pop(f"{_PREFIX}{module}{suffix}") for suffix in _SUFFIXES)
         if (target := targets.get(module)) is None:
@@ -118,7 +118,7 @@ def _put(adapter: LoraAdapter, target: LoraTarget, a: torch.Tensor, b: torch.Ten
         dtype = torch.bfloat16  # exact
     packed = _packed(a, b, dtype)
     layer, number = target.place
-    adapter.table[layer * len(KERNEL_UPDATES) + number] = LoraUpdate(
+    adapter.table[layer * NUM_KERNEL_UPDATES + number] = LoraUpdate(
         packed[0].data_ptr(), packed[1].data_ptr(), target.in_features, target.out_features, target.first,
         len(a), dtype == torch.bfloat16, scale,
     )  # fmt: skip

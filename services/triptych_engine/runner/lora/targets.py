@@ -11,10 +11,8 @@ from torch import nn
 from triptych_engine.runner.fusion.layer import FusedDecoderLayer
 from triptych_engine.runner.fusion.modules import GatedMLP, LinearPart
 
-#: The layers that the kernel of a decoder layer computes, in the order of its updates (csrc/lora.h).
-KERNEL_UPDATES = (
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-)  # fmt: skip
+#: Linear layers that the kernel of a decoder layer computes: q, k, v, output, gate, up, down (csrc/lora.h).
+NUM_KERNEL_UPDATES = 7
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,9 @@ def _parts(name: str, module: nn.Module, *, uses_kernels: bool) -> Iterator[Lora
     if isinstance(module, FusedDecoderLayer):
         for place, product, sizes in module.linears():
             first = 0
-            for number, size in enumerate(sizes, start=place):
+            for number, (own_name, size) in enumerate(sizes.items(), start=place):
                 at = (module.index, number) if uses_kernels and module.kernel is not None else None
-                yield LoraTarget(f"{name}.{KERNEL_UPDATES[number]}", _in_features(product), size, first, product, at)
+                yield LoraTarget(f"{name}.{own_name}", _in_features(product), size, first, product, at)
                 first += size
     elif isinstance(module, GatedMLP):
         inner = _in_features(module.down)

@@ -55,4 +55,5 @@ def attach_recurrent_layers(model: nn.Module) -> RecurrentLayers | None:
         )
         own.__kwdefaults__ = forward.__kwdefaults__
         module.forward = types.MethodType(own, module)
+        module.recurrent = (layers, number)  # type: ignore[assignment]  # for what replaces the module
     return layers if layers.layer_of else None

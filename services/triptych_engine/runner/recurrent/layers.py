@@ -94,16 +94,25 @@ class RecurrentLayers:
         x = hidden_states[0].T
         if x.stride(1) != 1:
             x = x.contiguous()
+        silu = activation in ("silu", "swish")
+        out = self._convolve(module, x, weight, bias, silu=silu)
+        if activation is not None and not silu:
+            out = ACT2FN[activation](out)
+        return out.T[None]
+
+    def gated_conv(self, module: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """A convolution between gates: x [num_tokens, 3 * channels], see `RecurrentOps.conv`; returns [num_tokens, channels]."""
+        return self._convolve(module, x, weight, bias, is_gated=True)
+
+    def _convolve(
+        self, module: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, **options: bool
+    ) -> torch.Tensor:
         if self._step is None:
             self._note(module, conv_width=weight.shape[1] - 1, conv_channels=len(weight))
             step, state = RecurrentStep.alone(len(x)), x.new_zeros(1, weight.shape[1] - 1, len(weight), dtype=torch.float32)
         else:
             step, state = self._step, self._conv[module]
-        silu = activation in ("silu", "swish")
-        out = self.ops.conv(x, weight, bias, silu=silu, state=state, step=step)
-        if activation is not None and not silu:
-            out = ACT2FN[activation](out)
-        return out.T[None]
+        return self.ops.conv(x, weight, bias, state=state, step=step, **options)
 
     def delta_rule(
         self,

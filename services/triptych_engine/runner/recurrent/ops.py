@@ -49,14 +49,16 @@ class RecurrentOps(Protocol):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         *,
-        silu: bool,
+        silu: bool = False,
+        is_gated: bool = False,
         state: torch.Tensor,
         step: RecurrentStep,
     ) -> torch.Tensor:
         """A causal convolution of each channel over time.
 
         Args:
-            x: [num_tokens, channels], dense rows.
+            x: [num_tokens, channels], dense rows; with `is_gated` [num_tokens, 3 * channels]: what the input is multiplied by, what
+                the result is multiplied by, and the input.
             weight: [channels, width + 1]
             silu: apply it to the result.
             state: [num_slots, width, channels] float32.
@@ -80,10 +82,14 @@ class TorchRecurrentOps:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         *,
-        silu: bool,
+        silu: bool = False,
+        is_gated: bool = False,
         state: torch.Tensor,
         step: RecurrentStep,
     ) -> torch.Tensor:
+        if is_gated:
+            gate, out_gate, x = x.chunk(3, -1)
+            return out_gate * self.conv(gate * x, weight, bias, silu=silu, state=state, step=step)
         width = weight.shape[1] - 1
         out = torch.empty_like(x)
         for first, last, slot, is_fresh, snapshot in _segments(step):

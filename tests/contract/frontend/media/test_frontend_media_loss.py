@@ -133,6 +133,7 @@ async def test_a_name_whose_embeddings_are_gone_asks_for_the_item() -> None:
     assert "send the item itself" in error.message
 
 
+@pytest.mark.usefixtures("short_grace")
 async def test_an_engine_that_goes_away_ends_the_call() -> None:
     async with media_bench() as bench:
         bench.encoder.gate = asyncio.Event()

@@ -26,10 +26,13 @@ from triptych_engine.runner.cpu.fused import CpuFusedKernels
 from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.runner.cpu.linear.layers import Bf16Linear, OneDnnLinear, WideHead
 from triptych_engine.runner.cpu.linear.packing import can_pack, pack
+from triptych_engine.runner.fusion.conv_layer import FusedConvLayer
 from triptych_engine.runner.fusion.layer import FusedDecoderLayer
 from triptych_engine.runner.fusion.modules import FusedRMSNorm, GatedMLP, LinearPart
 from triptych_engine.runner.fusion.optimize import optimize
 from triptych_engine.runner.lora.targets import lora_targets
+from triptych_engine.runner.recurrent.attach import attach_recurrent_layers
+from triptych_engine.runner.recurrent.ops import TorchRecurrentOps
 
 
 def a_model(config) -> nn.Module:
@@ -76,14 +79,30 @@ def test_a_llama_is_replaced_throughout():
     assert model.get_input_embeddings()(torch.tensor([1])).dtype == torch.float32
 
 
-def test_a_gated_mlp_is_known_by_either_set_of_names():
+def an_lfm2() -> Lfm2Config:
     config = Lfm2Config(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2)
-    config.layer_types = ["conv", "full_attention"]
-    model = a_model(config)
+    config.layer_types, config.num_key_value_heads = ["conv", "full_attention"], 2
+    return config
+
+
+def test_parts_are_known_by_a_familys_other_names():
+    model = a_model(an_lfm2())
+    attach_recurrent_layers(model)
     optimize(model, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
-    assert GatedMLP in kinds(model)
+    assert [type(layer) for layer in model.model.layers] == [FusedConvLayer, FusedDecoderLayer]
     targets = lora_targets(model, None, uses_kernels=False)
-    assert {f"model.layers.0.feed_forward.{name}" for name in ("w1", "w2", "w3")} <= targets.keys()
+    in_both = [f"feed_forward.{name}" for name in ("w1", "w2", "w3")]
+    names = {f"model.layers.0.{name}" for name in ("conv.in_proj", "conv.out_proj", *in_both)}
+    names |= {f"model.layers.1.{name}" for name in (*(f"self_attn.{one}_proj" for one in ("q", "k", "v", "out")), *in_both)}
+    assert targets.keys() - {"lm_head.linear"} == names
+
+
+def test_a_convolution_that_differs_keeps_its_layer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(TorchRecurrentOps, "conv", lambda self, x, weight, *_, **__: x[:, : len(weight)])
+    model = a_model(an_lfm2())
+    attach_recurrent_layers(model)
+    optimize(model, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
+    assert FusedConvLayer not in kinds(model)
 
 
 def test_gelu_mlps_and_layer_norms_are_left_alone():

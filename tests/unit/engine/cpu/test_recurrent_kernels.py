@@ -48,18 +48,19 @@ class _Reference(TorchRecurrentOps):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize(
     ("channels", "width", "silu", "has_bias"), [(48, 3, True, True), (16, 2, False, False), (64, 1, True, False)]
 )
-def test_the_convolution(ops, dtype: torch.dtype, channels: int, width: int, silu: bool, has_bias: bool):
-    x = _randn(NUM_TOKENS, channels + 16, dtype=dtype)[:, 8 : channels + 8]  # rows apart
+def test_the_convolution(ops, dtype: torch.dtype, channels: int, width: int, silu: bool, has_bias: bool, is_gated: bool):
+    num_inputs = 3 * channels if is_gated else channels
+    x = _randn(NUM_TOKENS, num_inputs + 16, dtype=dtype)[:, 8 : num_inputs + 8]  # rows apart
     weight = _randn(channels, width + 1, dtype=dtype, seed=1)
     bias = _randn(channels, dtype=dtype, seed=2) if has_bias else None
     states = [_randn(NUM_SLOTS, width, channels, seed=3) for _ in range(2)]
-    expected = _Reference().conv(
-        x.float(), weight.float(), None if bias is None else bias.float(), silu=silu, state=states[0], step=STEP
-    )
-    got = ops.conv(x, weight, bias, silu=silu, state=states[1], step=STEP)
+    options = {"silu": silu, "is_gated": is_gated, "step": STEP}
+    expected = _Reference().conv(x.float(), weight.float(), None if bias is None else bias.float(), state=states[0], **options)
+    got = ops.conv(x, weight, bias, state=states[1], **options)
     assert got.dtype == dtype
     torch.testing.assert_close(got.float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     torch.testing.assert_close(states[1], states[0], rtol=0, atol=0)

@@ -34,7 +34,7 @@ def test_they_match_plain_torch(dtype: torch.dtype, tolerance: float):
     check_layer_kernels(CudaFusedKernels(CPU), CPU, dtype, tolerance)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3-text", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["qwen3", *(pytest.param(one, marks=pytest.mark.long) for one in ("gemma3-text", "qwen3-moe"))])
 def test_a_whole_engine_computes_what_transformers_does(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Recognised, checked at load, and run in ragged chunks with a prefix hit, as on a GPU."""
     save_random_model(tmp_path, FAMILIES[family])

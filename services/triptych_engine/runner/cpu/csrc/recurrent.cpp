@@ -17,7 +17,8 @@ struct RecurrentSegments {
 };
 
 // x, out: [num_tokens, channels], rows x_stride apart; out is dense. weight: [width + 1, channels] float, the oldest token first.
-// bias: [channels] or null. state: [num_slots, width, channels].
+// bias: [channels] or null. state: [num_slots, width, channels]. With is_gated, x is [num_tokens, 3 * channels]: what the input is
+// multiplied by, what the result is multiplied by, and the input.
 struct ConvArgs {
   RecurrentSegments segments;
   const void* x;
@@ -26,7 +27,7 @@ struct ConvArgs {
   float* state;
   void* out;
   int64_t x_stride, channels;
-  int32_t width, silu;
+  int32_t width, silu, is_gated;
 };
 
 // query, key: [num_tokens, num_key_heads, key_dim], value: [num_tokens, num_heads, value_dim], tokens apart by their strides. out:
@@ -77,10 +78,12 @@ void conv_channels(const ConvArgs& args, int64_t sequence, int64_t channel) {
   for (int j = 0; j < width; j++) before[j] = segments.is_fresh[first] ? vf{} : load(state_of(segments.slots[first]) + j * channels);
   for (int32_t s = first; s < last; s++) {
     for (int64_t t = segments.first_token[s]; t < segments.first_token[s + 1]; t++) {
-      const vf newest = load(x + t * args.x_stride);
+      const T* row = x + t * args.x_stride;
+      const vf newest = args.is_gated ? load(row) * load(row + 2 * channels) : load(row);
       vf sum = bias + weight[width] * newest;
       for (int j = 0; j < width; j++) sum += weight[j] * before[j];
-      store(out + t * channels, args.silu ? silu(sum) : sum);
+      if (args.silu) sum = silu(sum);
+      store(out + t * channels, args.is_gated ? sum * load(row + channels) : sum);
       for (int j = 0; j + 1 < width; j++) before[j] = before[j + 1];
       before[width - 1] = newest;
     }
