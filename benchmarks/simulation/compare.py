@@ -100,8 +100,13 @@ def _real_runs(
     return real, discarded
 
 
-def _medians(runs: Sequence[dict]) -> dict[str, float]:
-    return {name: statistics.median(run[name] for run in runs) for name, value in runs[0].items() if isinstance(value, float)}
+def _medians(runs: Sequence[dict]) -> dict:
+    """Of each number, and of those that these consist of."""
+    return {
+        name: _medians([run[name] for run in runs]) if isinstance(value, dict) else statistics.median(run[name] for run in runs)
+        for name, value in runs[0].items()
+        if isinstance(value, (float, int, dict))
+    }
 
 
 def _conversations(args: argparse.Namespace, name: str) -> list[Conversation]:

@@ -152,7 +152,8 @@ class VirtualEngine:
             return
         seconds = 0.0
         if scheduled.num_scheduled_tokens:
-            seconds = self._step_s(scheduled) + self._setup.overheads.shared_step_s
+            overheads = self._setup.overheads
+            seconds = overheads.slowdown * self._step_s(scheduled) + overheads.shared_step_s
             self.num_steps += 1
             self.num_step_tokens += sum(scheduled.num_scheduled_tokens.values())
             grid = self._setup.grid

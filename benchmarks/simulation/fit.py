@@ -20,8 +20,8 @@ _METRICS = {"ttft_p50_ms": 1.0, "ttft_mean_ms": 1.0, "token_p50_ms": 1.0, "token
 _ROUNDS, _FIRST_STEP = 3, 0.5
 #: Orders of simultaneous requests that a candidate is run with.
 _ORDERS = 3
-#: What a step takes more at most.
-_MOST_SHARED_S = 0.05
+#: The smallest and the largest factor that is looked for.
+_SLOWDOWNS = (0.7, 2.0)
 #: Where a search begins that was at zero, in seconds.
 _LEAST_S = 1e-4
 
@@ -32,9 +32,12 @@ def fit(setup: Setup, conversations: Sequence[Conversation], real: dict, limits:
     Args:
         setup: to begin with. Its `message_s` and `frontend_*` are not changed.
         real: figures of the real run.
-        computes: the engines compute, on cores and memory that others use too. Then steps take longer, until all together take as
-            long as those that the engines counted.
+        computes: the engines compute, on cores and memory that others use too. Others have had the part of the engines' steps that
+            was not the engines' processor time; and steps are slowed, until all together take as long as the engines counted.
     """
+    if computes:
+        shared_step_s = max(0.0, real["step_s"] - real["cpu_s"]["engine"]) / real["num_steps"]
+        setup = replace(setup, overheads=replace(setup.overheads, shared_step_s=shared_step_s))
     names = ["host_step_s", "request_s", "host_sequence_s"]
 
     def error(candidate: Setup) -> float:
@@ -47,33 +50,35 @@ def fit(setup: Setup, conversations: Sequence[Conversation], real: dict, limits:
     best = setup
     for round_ in range(_ROUNDS):
         if computes:
-            best = sharing(best, conversations, real["step_s"], limits)
+            best = slowed(best, conversations, real["step_s"], limits)
         least = error(best)
         for name in names:
             best, least = _search(best, least, name, 1 + _FIRST_STEP / 2**round_, error)
     return best, least
 
 
-def sharing(setup: Setup, conversations: Sequence[Conversation], step_s: float, limits: Limits) -> Setup:
-    """The setup with the `shared_step_s` with which all steps of a run take so many seconds together.
+def slowed(setup: Setup, conversations: Sequence[Conversation], step_s: float, limits: Limits) -> Setup:
+    """The setup with the `slowdown` with which all steps of a run take so many seconds together.
 
     Raises:
         BenchmarkError: the costs are those of quite another machine.
     """
 
-    def shared(seconds: float) -> Setup:
-        return replace(setup, overheads=replace(setup.overheads, shared_step_s=seconds))
+    def with_slowdown(slowdown: float) -> Setup:
+        return replace(setup, overheads=replace(setup.overheads, slowdown=slowdown))
 
-    def total_s(seconds: float) -> float:
-        found: float = Simulation(shared(seconds)).run(conversations, limits)["step_s"]
+    def total_s(slowdown: float) -> float:
+        found: float = Simulation(with_slowdown(slowdown)).run(conversations, limits)["step_s"]
         return found
 
-    least_s, most_s = total_s(0.0), total_s(_MOST_SHARED_S)
-    if not 0.9 * least_s < step_s < most_s:
+    low, high = _SLOWDOWNS
+    least_s, most_s = total_s(low), total_s(high)
+    if not least_s < step_s < most_s:
         raise BenchmarkError(
-            f"the engines' steps took {step_s:.1f} s together, simulated ones {least_s:.1f} s; measure the costs on this machine"
+            f"the engines' steps took {step_s:.1f} s together, simulated ones {least_s:.1f} s {low:g} times as long as measured, "
+            f"{most_s:.1f} s {high:g} times; measure the costs on this machine"
         )
-    return shared(0.0 if step_s <= least_s else float(brentq(lambda s: total_s(s) - step_s, 0.0, _MOST_SHARED_S, xtol=1e-4)))
+    return with_slowdown(float(brentq(lambda slowdown: total_s(slowdown) - step_s, low, high, xtol=5e-3)))
 
 
 def _search(best: Setup, least: float, name: str, factor: float, error: Callable[[Setup], float]) -> tuple[Setup, float]:

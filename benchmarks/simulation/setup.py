@@ -21,8 +21,9 @@ class Overheads:
         frontend_request_s: processor time of a frontend per request, without the choice of an engine.
         frontend_token_s: processor time of a frontend per output token.
         choice_s: processor time of a frontend to compare one engine, by policy.
-        shared_step_s: what a step takes more than its costs, which were measured alone, because others use the engine's core and
-            its caches between steps. The pacer sees it.
+        slowdown: by which factor a step takes longer than its costs, which were measured alone, where others use the same memory
+            and caches.
+        shared_step_s: for how long others compute on the engine's core during a step. The pacer sees both.
     """
 
     request_s: float = 0.0
@@ -33,6 +34,7 @@ class Overheads:
     frontend_request_s: float = 0.0
     frontend_token_s: float = 0.0
     choice_s: dict[str, float] = field(default_factory=dict)
+    slowdown: float = 1.0
     shared_step_s: float = 0.0
 
 

@@ -30,7 +30,7 @@ from benchmarks.engine.costs import fit as fit_costs
 from benchmarks.errors import BenchmarkError
 from benchmarks.simulation.engine import VirtualEngine, new_scheduler
 from benchmarks.simulation.figures import Limits, Record, summarize
-from benchmarks.simulation.fit import fit, sharing
+from benchmarks.simulation.fit import fit, slowed
 from benchmarks.simulation.frontend import VirtualFrontend
 from benchmarks.simulation.setup import Grid, Overheads, Setup
 from benchmarks.simulation.simulate import Simulation
@@ -356,18 +356,21 @@ def test_the_fit_finds_what_is_outside_of_the_steps() -> None:
     assert found.overheads.host_step_s == pytest.approx(0.004, rel=0.5)
 
 
-@pytest.mark.parametrize("shared_step_s", [0.0, 0.004])
-def test_what_others_do_to_the_steps_is_found_in_what_engines_count(shared_step_s: float) -> None:
-    conversations = list(LOAD.conversations(0))
-    seen = Simulation(a_setup(overheads=Overheads(request_s=0.02, shared_step_s=shared_step_s))).run(conversations)
-    found = sharing(a_setup(overheads=Overheads(request_s=0.004)), conversations, seen["step_s"], Limits()).overheads
-    assert found.shared_step_s == pytest.approx(shared_step_s, abs=0.0005)
+@pytest.mark.parametrize("slowdown", [0.85, 1.0, 1.3])
+def test_by_what_others_slow_the_steps_is_found_in_what_engines_count(slowdown: float) -> None:
+    conversations, shared_step_s = list(LOAD.conversations(0)), 0.001
+    truth = a_setup(overheads=Overheads(request_s=0.02, slowdown=slowdown, shared_step_s=shared_step_s))
+    seen = Simulation(truth).run(conversations)
+    seen["cpu_s"] = {"engine": seen["step_s"] - shared_step_s * seen["num_steps"]}
+    found, _ = fit(a_setup(overheads=Overheads(request_s=0.02)), conversations, seen, Limits(), computes=True)
+    assert found.overheads.slowdown == pytest.approx(slowdown, rel=0.05)
+    assert found.overheads.shared_step_s == pytest.approx(shared_step_s)
 
 
 @pytest.mark.parametrize("step_s", [1.0, 9e3])
 def test_costs_of_another_machine_are_refused(step_s: float) -> None:
     with pytest.raises(BenchmarkError, match=rf"took {step_s} s together, simulated ones .* measure the costs on this machine"):
-        sharing(a_setup(), list(LOAD.conversations(0)), step_s, Limits())
+        slowed(a_setup(), list(LOAD.conversations(0)), step_s, Limits())
 
 
 def test_a_run_leaves_the_levels_of_logs_as_they_were() -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from triptych_engine.runner.fusion.kernels import FusedKernels, FusedMoE, MoEParts
-from triptych_engine.runner.fusion.recognition import TOLERANCE, is_close
 from triptych_engine.runner.fusion.modules import activation_name
+from triptych_engine.runner.fusion.recognition import TOLERANCE, is_close
 from triptych_engine.runner.quantization.experts import ExpertsShape, Gated, activation_of
 from triptych_engine.runner.verdicts import Verdicts
 
