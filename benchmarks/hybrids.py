@@ -6,7 +6,7 @@ is found.
 
 transformers gets all prompts of a round as one batch, of equal lengths, so that none is padded; its attention is "sdpa". Both
 compute greedily in bfloat16, with the same threads, in one process, one after the other in each round. Each shape has a process of
-its own, as an engine has: in memory that an earlier model had left, LFM2's weights were read a fifth slower.
+its own, with an engine's environment.
 
 Then a prompt of --prefix tokens is computed, and again with its prefix found in the cache: the tokens must be the same.
 

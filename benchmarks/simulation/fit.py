@@ -33,12 +33,14 @@ def fit(setup: Setup, conversations: Sequence[Conversation], real: dict, limits:
         setup: to begin with. Its `message_s` and `frontend_*` are not changed.
         real: figures of the real run.
         computes: the engines compute, on cores and memory that others use too. Others have had the part of the engines' steps that
-            was not the engines' processor time; and steps are slowed, until all together take as long as the engines counted.
+            was not the engines' processor time; and steps are slowed, until all together take as long as the engines counted. The
+            host's time between steps is in their measured costs.
     """
-    if computes:
-        shared_step_s = max(0.0, real["step_s"] - real["cpu_s"]["engine"]) / real["num_steps"]
-        setup = replace(setup, overheads=replace(setup.overheads, shared_step_s=shared_step_s))
     names = ["host_step_s", "request_s", "host_sequence_s"]
+    if computes:
+        names = ["request_s"]
+        shared_step_s = max(0.0, real["step_s"] - real["cpu_s"]["engine"]) / real["num_steps"]
+        setup = replace(setup, overheads=replace(setup.overheads, shared_step_s=shared_step_s, host_step_s=0.0))
 
     def error(candidate: Setup) -> float:
         # The median TTFT jumps with the order of requests, so one run of a candidate would say little.
