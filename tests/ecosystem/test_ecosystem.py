@@ -45,6 +45,7 @@ AGENTS = {
 OLLAMA = {
     "ollama_app.py": ("ollama>=0.6",),
     "langchain_ollama_app.py": ("langchain-ollama>=1",),
+    "llm_ollama_app.py": ("llm>=0.36", "llm-ollama>=0.19"),
 }
 #: Settings of the Codex CLI. By default it brings the tool `web_search` and a `namespace` of tools, which the gateway refuses.
 CODEX = """
