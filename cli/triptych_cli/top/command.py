@@ -44,7 +44,7 @@ def ps(url: str, *, api_key_file: Path | None, console: Console | None = None) -
     try:
         of_machine = reader.read_models()
     except GatewayAwayError as error:
-        raise CommandError(f"no gateway answers at {reader.url}: {error}") from error
+        raise CommandError(_nobody(reader.url, error)) from error
     if of_machine is None:
         raise CommandError(f"the gateway at {reader.url} has no model manager; that of `triptych serve` has one")
     console.print(models(of_machine))
@@ -56,6 +56,10 @@ def _reader(url: str, api_key_file: Path | None) -> GatewayReader:
     return GatewayReader(url, read_api_key(api_key_file))
 
 
+def _nobody(url: str, reason: GatewayAwayError) -> str:
+    return f"no gateway answers at {url}: {reason}; start one with `triptych serve`, or give --url"
+
+
 def _print_once(reader: GatewayReader, console: Console) -> None:
     history = History(_WINDOW_S)
     try:
@@ -63,7 +67,7 @@ def _print_once(reader: GatewayReader, console: Console) -> None:
         time.sleep(_INTERVAL_S)
         figures = history.add(reader.read())
     except GatewayAwayError as error:
-        raise CommandError(f"no gateway answers at {reader.url}: {error}") from error
+        raise CommandError(_nobody(reader.url, error)) from error
     console.print(screen(reader.url, figures))
 
 

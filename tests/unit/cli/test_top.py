@@ -164,7 +164,11 @@ async def test_a_key_is_needed_where_the_gateway_has_one(tmp_path: Path) -> None
     [
         (["--url", "127.0.0.1:8000"], 2, "--url must begin with http:// or https://; given: 127.0.0.1:8000"),
         (["--api-key-file", "/no/such/file"], 2, "cannot read /no/such/file: No such file or directory"),
-        (["--once", "--url", "http://127.0.0.1:1"], 1, "no gateway answers at http://127.0.0.1:1: Connection refused"),
+        (
+            ["--once", "--url", "http://127.0.0.1:1"],
+            1,
+            "no gateway answers at http://127.0.0.1:1: Connection refused; start one with `triptych serve`, or give --url",
+        ),
     ],
 )
 def test_it_says_what_is_wrong(args: list[str], code: int, message: str) -> None:
