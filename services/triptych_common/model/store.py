@@ -139,7 +139,9 @@ def resolve_model(model: str, patterns: tuple[str, ...] = TOKENIZER_PATTERNS) ->
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise StartupError(f"{path} has no config.json, so it is not a model directory")
+            files = sorted(path.glob("*.gguf"))
+            hint = f"; a GGUF file is named itself: {files[0]}" if files else ""
+            raise StartupError(f"{path} has no config.json, so it is not a model directory{hint}")
         return path
     if is_gguf(model):
         prepared = gguf_dir(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,10 @@ def test_what_is_no_model_is_told(model: str, message: str) -> None:
 
 def test_a_directory_without_a_configuration_is_told(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"has no config\.json, so it is not a model directory"):
+        resolve_model(str(tmp_path))
+    file = tmp_path / "model.gguf"
+    file.touch()
+    with pytest.raises(StartupError, match=re.escape(f"a GGUF file is named itself: {file}")):
         resolve_model(str(tmp_path))
 
 
