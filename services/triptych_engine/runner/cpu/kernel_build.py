@@ -80,7 +80,7 @@ def build(isa: str, folder: Path, extra_flags: tuple[str, ...] = ()) -> Path:
     if compiler is None:
         raise FileNotFoundError("no C++ compiler found (g++, clang++ or $CXX)")
     folder.mkdir(parents=True, exist_ok=True)
-    log.info("building the CPU kernels for %s, once for this machine", isa)
+    log.info("building the CPU kernels for %s, once for this machine; this takes a minute or two", isa)
     target = folder / _file_name(isa, extra_flags)
     with tempfile.TemporaryDirectory(dir=folder) as tmp:
         objects = {source: str(Path(tmp, source.stem + ".o")) for source in _SOURCES if source.suffix == ".cpp"}
