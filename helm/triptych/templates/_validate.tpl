@@ -26,6 +26,8 @@
 {{- if .Values.inferenceGateway.enabled }}
 {{- fail "\ngateway.files.enabled: is true, and so is inferenceGateway.enabled; each pod has a gateway then, and files and batches are in a claim that one gateway has" }}{{ end }}
 {{- end }}
+{{- with .Values.gateway.service }}{{ if eq (int .port) (int .grpcPort) }}
+{{- fail (printf "\ngateway.service: port and grpcPort are both %v; give each a port of its own" .port) }}{{ end }}{{ end }}
 {{- with .Values.tls.existingSecrets }}{{ range $role := list "gateway" "frontend" "encoder" "engine" }}
 {{- if not (index $.Values.tls.existingSecrets $role) }}
 {{- fail (printf "\ntls.existingSecrets.%s: is missing; there must be one for each of gateway, frontend, encoder and engine" $role) }}{{ end }}

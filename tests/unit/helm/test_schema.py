@@ -81,6 +81,10 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"gateway": {"scaling": {"minReplicas": 0}}},
         ("gateway.scaling.minReplicas", "greater than or equal to 1"),
     ),
+    "two ports of the gateway that are one": (
+        {"gateway": {"service": {"grpcPort": 8000}}},
+        ("gateway.service", "port and grpcPort are both 8000"),
+    ),
     "no digest": ({"engine": {"image": {"digest": "sha256:1"}}}, ("engine.image.digest", "[0-9a-f]")),
     "an issuer without cert-manager": (
         {"tls": {"issuerRef": {"name": "a", "kind": "Issuer"}}},
