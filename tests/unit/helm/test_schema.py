@@ -81,6 +81,19 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"gateway": {"scaling": {"minReplicas": 0}}},
         ("gateway.scaling.minReplicas", "greater than or equal to 1"),
     ),
+    "a memory limit that Kubernetes refuses": (
+        {"engine": {"resources": {"limits": {"memory": "8GB"}}}},
+        ("engine.resources.limits.memory", "[KMGTPE]i"),
+    ),
+    "the same for what fetches models": (
+        {"fetch": {"resources": {"requests": {"cpu": "two"}}}},
+        ("fetch.resources.requests.cpu", "[numk]"),
+    ),
+    "a misspelt part of the resources": (
+        {"engine": {"resources": {"limit": {"memory": "8Gi"}}}},
+        ("engine.resources", '"limit"', '"limits"'),
+    ),
+    "a claim's size that Kubernetes refuses": ({"storage": {"pvc": {"size": "50K"}}}, ("storage.pvc.size", "[KMGTPE]i")),
     "two ports of the gateway that are one": (
         {"gateway": {"service": {"grpcPort": 8000}}},
         ("gateway.service", "port and grpcPort are both 8000"),
@@ -149,6 +162,12 @@ def test_bad_values_are_refused(what: str) -> None:
     missing = [part for part in parts if part not in message]
     assert not missing, f"{missing} not in: {message}"
     assert len(message) < 3000
+
+
+@pytest.mark.parametrize("quantity", [2, 0.5, "2", "500m", "1.5", ".5", "8G", "8Gi", "1e9", "129e6", "0"])
+def test_quantities_of_kubernetes_are_taken(quantity: Any) -> None:
+    resources = {"limits": {"memory": quantity, "nvidia.com/gpu": 1}}
+    render({"engine": {"resources": resources}, "fetch": {"resources": resources}})
 
 
 def test_lint_refuses_them_too() -> None:
