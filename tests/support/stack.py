@@ -45,10 +45,11 @@ class Serving:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._grown:
-                self._lines.append(line)
-                self._grown.notify_all()
+        with contextlib.suppress(ValueError):  # who started the process has closed its output after its end
+            for line in self.process.stdout:
+                with self._grown:
+                    self._lines.append(line)
+                    self._grown.notify_all()
         with self._grown:
             self._has_ended = True
             self._grown.notify_all()
