@@ -21,7 +21,7 @@ from benchmarks.harness.stack import Stack
 from benchmarks.simulation.figures import Limits, Record, summarize
 from benchmarks.simulation.workload import Conversation
 
-#: Of `triptych serve`. Further engines get the ports behind this one, so it is not among those that services get at random.
+#: Of `triptych serve`. Further engines get higher ports. All are below those that the system gives to services at random.
 METRICS_FLAGS = ("--engine.metrics-port", "29053")
 
 

@@ -64,7 +64,7 @@ def _has_parts(layer: nn.Module) -> bool:
     conv: Any = getattr(layer, "conv", None)
     names = layer_names(layer)
     parts = {**dict.fromkeys(names.norms, FusedRMSNorm), names.mlp: (GatedMLP, FusedMoE), "conv": type(conv)}
-    if not hasattr(conv, "recurrent") or not consists_of(layer, parts):
+    if not hasattr(conv, "recurrent") or len(names.norms) != 2 or not consists_of(layer, parts):
         return False
     if not consists_of(conv, {"in_proj": PackedLinear, "conv": nn.Conv1d, "out_proj": PackedLinear}):
         return False

@@ -45,9 +45,9 @@ def layer_names(layer: nn.Module) -> LayerNames:
 
 
 def consists_of(module: nn.Module, parts: dict[str, Any]) -> bool:
-    """Whether the module has children with these names, of these classes, and no others with weights."""
+    """Whether the module has children with these names, of these classes, and no others with parameters."""
     children = dict(module.named_children())
-    # Other modules without weights are allowed, for example rotary embeddings: the comparison shows whether they matter.
+    # Other modules without parameters are allowed, for example rotary embeddings: the comparison shows whether they matter.
     extra = [child for name, child in children.items() if name not in parts and any(True for _ in child.parameters())]
     return not extra and all(isinstance(children.get(name), kind) for name, kind in parts.items())
 
