@@ -13,12 +13,14 @@ from support.drivers.engine import EngineDriver, transformers_greedy
 #: Each kind of recurrence.
 KINDS = ["qwen3.5-text", "kimi-linear", "granite4-hybrid", "falcon-h1", "lfm2"]
 SYSTEM = [(i * 31) % 90 + 3 for i in range(70)]
+#: Computed in float32; weights that are bfloat16 go through the kernels of whole layers, where the family has them.
+CASES = [*((family, torch.float32) for family in KINDS), ("lfm2", torch.bfloat16)]
 
 
-@pytest.mark.parametrize("family", KINDS)
-def test_a_conversation_and_its_relatives_find_states_and_change_no_token(family: str, tmp_path: Path):
+@pytest.mark.parametrize(("family", "weights"), CASES)
+def test_a_conversation_and_its_relatives_find_states_and_change_no_token(family: str, weights: torch.dtype, tmp_path: Path):
     """The next turn, the same prompt again, and two others with the same beginning, of which the second finds it."""
-    save_random_model(tmp_path, HYBRIDS[family])
+    save_random_model(tmp_path, HYBRIDS[family], dtype=weights)
     driver = EngineDriver(tmp_path)
     scheduler = driver.scheduler(max_num_batched_tokens=29)
     prompts, cached = [SYSTEM], []
@@ -34,10 +36,10 @@ def test_a_conversation_and_its_relatives_find_states_and_change_no_token(family
     assert cached == [0, 80, 64, 0, 48]
 
 
-@pytest.mark.parametrize("family", KINDS)
-def test_tokens_do_not_change_under_preemption(family: str, tmp_path: Path):
+@pytest.mark.parametrize(("family", "weights"), CASES)
+def test_tokens_do_not_change_under_preemption(family: str, weights: torch.dtype, tmp_path: Path):
     """There are too few blocks, and fewer slots for states than requests."""
-    save_random_model(tmp_path, HYBRIDS[family])
+    save_random_model(tmp_path, HYBRIDS[family], dtype=weights)
     prompts = [[(i * 31 + j * 7) % 97 for j in range(20 + i)] for i in range(6)]
     expected = transformers_greedy(tmp_path, prompts, 30, eos_token_id=None)
     driver = EngineDriver(tmp_path)

@@ -211,15 +211,15 @@ class CpuAttention:
 
     def layer_args(self, layers: tuple[int, ...], group: int) -> tuple[int, int, int]:
         """Arguments for a kernel that computes whole layers: the address of the step's KernelArgs, without the fields that depend
-        on the layer, and the addresses of two arrays with the addresses of the layers' keys and values.
+        on the layer, and the addresses of two arrays with the addresses of the layers' keys and values, null for those without.
 
         Args:
-            group: query heads per key head.
+            group: query heads per key head; 0 if no layer attends.
         """
-        if any(self._layers[layer].chunk for layer in layers):
+        if any(self._layers[layer].chunk for layer in layers if layer in self._layers):
             raise ValueError("no kernel computes whole layers whose tokens attend within chunks")
         if layers not in self._addresses:
-            caches = zip(*(self._cache[layer] for layer in layers), strict=True)
+            caches = zip(*(self._cache.get(layer, (None, None)) for layer in layers), strict=True)
             addresses = ((None if one is None else one.data_ptr() for one in part) for part in caches)
             keys, values = ((ctypes.c_void_p * len(layers))(*part) for part in addresses)
             self._addresses[layers] = keys, values

@@ -17,7 +17,7 @@ from triptych_engine.runner.cpu.linear.layers import Bf16Linear, KernelLinear, W
 from triptych_engine.runner.cpu.linear.packing import can_pack, pack
 from triptych_engine.runner.cpu.linear.quant import QuantLinear, UnquantizedLinear
 from triptych_engine.runner.cpu.model_kernel import ModelKernel
-from triptych_engine.runner.fusion.kernels import GatedRMSNorm, LayerParts, MoEParts, PackedLinear
+from triptych_engine.runner.fusion.kernels import ConvParts, GatedRMSNorm, LayerParts, MoEParts, PackedLinear
 from triptych_engine.runner.fusion.rotary import PositionTables, Rotary
 from triptych_engine.runner.quantization.formats import HEAD_ON_THE_FLY, QuantFormat
 
@@ -84,7 +84,13 @@ class CpuFusedKernels:
             return None
         if parts.post_norms is not None or parts.moe is not None:
             return None
+        if isinstance(parts.mixer, ConvParts) and not self._kernels.takes_conv(parts.mixer.weight):
+            return None
         return LayerKernel(self._kernels, parts)
+
+    def can_stack(self, layers: Sequence[LayerKernel]) -> bool:
+        heads = {layer.heads for layer in layers if layer.heads is not None}
+        return len({layer.shape for layer in layers}) == 1 and len(heads) <= 1
 
     def stack(self, layers: Sequence[LayerKernel]) -> LayerStack:
         return LayerStack(layers)

@@ -60,9 +60,10 @@ class DecoderLayerArgs(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("norm", "mlp_norm", "q_norm", "k_norm")),
-        *((name, PackedWeight) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, ctypes.c_void_p) for name in ("sinks", "ranks")),
-        *((name, ctypes.c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "window", "index")),
+        *((name, PackedWeight) for name in ("in_", "out", "gate_up", "down")),
+        *((name, ctypes.c_void_p) for name in ("sinks", "conv_weight", "conv_bias", "ranks")),
+        *((name, ctypes.c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "window")),
+        *((name, ctypes.c_int32) for name in ("conv_width", "index")),
         *((name, ctypes.c_float) for name in ("norm_eps", "mlp_norm_eps", "qk_norm_eps", "scaling", "softcap")),
     ]
 
@@ -82,7 +83,8 @@ class DecoderStepArgs(ctypes.Structure):
     """Mirror of DecoderStepArgs in decoder_layer.cpp; the fields are described there."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("attention", "layers", "k_caches", "v_caches", "x", "out", "cos", "sin")),
+        *((name, ctypes.c_void_p) for name in ("attention", "layers", "k_caches", "v_caches", "conv_states", "segments")),
+        *((name, ctypes.c_void_p) for name in ("x", "out", "cos", "sin")),
         *((name, ctypes.c_void_p) for name in ("token_ids", "positions", "ends", "wanted", "logits")),
         *((name, ctypes.c_void_p) for name in ("workspace", "stage_ns", "lora_slots", "lora_adapters")),
         *((name, ctypes.c_int64) for name in ("num_layers", "rotary_dim", "num_wanted")),

@@ -16,7 +16,7 @@ from triptych_common.host.cpu import isas_of_this_cpu
 
 from triptych_engine.runner.cpu import kernel_build
 from triptych_engine.runner.cpu.huge_pages import HugePages
-from triptych_engine.runner.cpu.kernel_args import STRUCTS, DecoderLayerArgs, KernelArgs
+from triptych_engine.runner.cpu.kernel_args import STRUCTS, KernelArgs
 from triptych_engine.runner.cpu.openmp import share_runtime_of_torch
 from triptych_engine.runner.cpu.quant_kernels import QuantKernels
 from triptych_engine.runner.cpu.rank_kernels import RankKernels
@@ -101,10 +101,12 @@ class CpuKernels:
             size.restype = count
             if size() != ctypes.sizeof(struct):
                 raise AssertionError(f"{struct.__name__} does not mirror that of csrc/")
-        self._decoder_layer_workspace = {name: getattr(library, f"triptych_decoder_layer_workspace_{name}") for name in FORMATS}
-        for function in self._decoder_layer_workspace.values():
+        self._decoder_layers_workspace = {name: getattr(library, f"triptych_decoder_layers_workspace_{name}") for name in FORMATS}
+        for function in self._decoder_layers_workspace.values():
             function.restype = count
-        #: Format of the weights -> one layer: takes references to DecoderLayerArgs and DecoderStepArgs.
+        self._takes_conv = library.triptych_conv_takes
+        self._takes_conv.argtypes = [count] * 2
+        #: Format of the weights -> layers: takes a reference to DecoderStepArgs.
         self.decoder_layers = {name: getattr(library, f"triptych_decoder_layers_{name}") for name in FORMATS}
         #: Format of the weights -> the experts of a mixture: takes a reference to ExpertsArgs; and its words of workspace for each
         #: expert of each token.
@@ -133,9 +135,13 @@ class CpuKernels:
         """Products with quantised weights: the fastest, or those in which a row's result does not depend on the other rows."""
         return self.quant if batch_invariant else self.quant_fast
 
-    def decoder_layer_workspace(self, layer: DecoderLayerArgs, weight_format: str) -> int:
-        """Number of 32-bit words of workspace that the layer needs per row."""
-        return int(self._decoder_layer_workspace[weight_format](ctypes.byref(layer)))
+    def decoder_layers_workspace(self, layers: ctypes.Array[ctypes.c_void_p], weight_format: str) -> int:
+        """Number of 32-bit words of workspace that layers need per row. layers: addresses of their DecoderLayerArgs."""
+        return int(self._decoder_layers_workspace[weight_format](layers, ctypes.c_int64(len(layers))))
+
+    def takes_conv(self, weight: torch.Tensor) -> bool:
+        """Whether the kernels compute convolutions with a weight of this shape, [channels, width + 1]."""
+        return bool(self._takes_conv(weight.shape[0], weight.shape[1] - 1))
 
     def workspace(self, num_rows: int, words_per_row: int) -> int:
         """Address of scratch memory for rows of 32-bit words. All layers share it, because a thread runs them one after the other.

@@ -12,8 +12,9 @@ from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.linear.packing import packed_weight
+from triptych_engine.runner.cpu.recurrent_kernels import segments_of
 from triptych_engine.runner.fusion.adapters import current_adapters
-from triptych_engine.runner.fusion.kernels import LayerParts
+from triptych_engine.runner.fusion.kernels import AttentionParts, ConvParts, LayerParts
 from triptych_engine.runner.fusion.rotary import CosSin
 
 
@@ -25,45 +26,65 @@ class LayerKernel:
     """
 
     def __init__(self, kernels: CpuKernels, parts: LayerParts) -> None:
-        self.kernels, self.index, index = kernels, parts.index, parts.index
-        options, shape = parts.options, parts.cache_shape
+        self.kernels, self.index, self.mixer = kernels, parts.index, parts.mixer
         products: Any = parts.products
-        heads = parts.num_q_heads, shape.num_kv_heads, shape.head_dim, shape.v_head_dim
-        sinks = options["sinks"]
-        sinks = None if sinks is None else sinks.float().contiguous()
-        self._kept_alive = (parts, sinks)
+        is_conv = isinstance(parts.mixer, ConvParts)
+        fields, *kept_alive = _conv_fields(parts.mixer) if isinstance(parts.mixer, ConvParts) else _attention_fields(parts.mixer)
+        self._kept_alive = (parts, kept_alive)
         norm, mlp_norm = parts.norms
-        q_norm, k_norm, qk_eps = parts.qk_norms if parts.qk_norms is not None else (None, None, 0.0)
-        self.group = heads[0] // heads[1]  # query heads per key head
+        product_fields = zip(("in_", "out", "gate_up", "down"), map(packed_weight, products), strict=True)
         self.args = DecoderLayerArgs(
-            norm.weight.data_ptr(), mlp_norm.weight.data_ptr(), _address(q_norm), _address(k_norm),
-            *(packed_weight(one) for one in products), _address(sinks), parts.ranks, *heads, options["window"], index,
-            norm.eps, mlp_norm.eps, qk_eps, options["scaling"], options["softcap"],
+            norm=norm.weight.data_ptr(), mlp_norm=mlp_norm.weight.data_ptr(), norm_eps=norm.eps, mlp_norm_eps=mlp_norm.eps,
+            index=parts.index, ranks=parts.ranks, **dict(product_fields), **fields,
         )  # fmt: skip
         self.weight_format: str = products[0].weight_format
-        self.words_per_row = kernels.decoder_layer_workspace(self.args, self.weight_format)
+        #: What must be equal for layers that are computed in one call; of those with an attention, also its heads.
+        self.shape = self.weight_format, self.args.in_.in_features
+        sizes = self.args.num_q_heads, self.args.num_kv_heads, self.args.head_dim, self.args.v_head_dim
+        self.heads = None if is_conv else sizes
         self._alone = LayerStack([self])
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        """What must be equal for layers that are computed in one call: format and sizes of the products, heads."""
-        sizes = [(one.in_features, one.out_features) for one in (self.args.qkv, self.args.out, self.args.gate_up, self.args.down)]
-        heads = self.args.num_q_heads, self.args.num_kv_heads, self.args.head_dim, self.args.v_head_dim
-        return self.weight_format, *sizes, *heads
 
     def compute(self, backend: CpuAttention, x: torch.Tensor, rotations: Sequence[CosSin]) -> torch.Tensor:
         """Compute only this layer; see `LayerStack.compute`."""
         return self._alone.compute(backend, x, rotations)
 
 
+def _attention_fields(parts: AttentionParts) -> tuple[dict[str, Any], Any]:
+    """Fields of DecoderLayerArgs, and what must be kept alive for them."""
+    options, shape = parts.options, parts.cache_shape
+    sinks = None if options["sinks"] is None else options["sinks"].float().contiguous()
+    q_norm, k_norm, qk_eps = parts.qk_norms if parts.qk_norms is not None else (None, None, 0.0)
+    fields = {
+        "num_q_heads": parts.num_q_heads,
+        "num_kv_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "v_head_dim": shape.v_head_dim,
+        "q_norm": _address(q_norm),
+        "k_norm": _address(k_norm),
+        "qk_norm_eps": qk_eps,
+        "sinks": _address(sinks),
+        **{name: options[name] for name in ("window", "scaling", "softcap")},
+    }
+    return fields, sinks
+
+
+def _conv_fields(parts: ConvParts) -> tuple[dict[str, Any], Any]:
+    """The same of a layer with a convolution."""
+    weight, bias = parts.weight.float().T.contiguous(), None if parts.bias is None else parts.bias.float().contiguous()
+    return {"conv_weight": weight.data_ptr(), "conv_bias": _address(bias), "conv_width": len(weight) - 1}, (weight, bias)
+
+
 class LayerStack:
-    """Layers of the same shape that are computed in one call; each one gets the result of the previous one."""
+    """Layers that are computed in one call (see `CpuFusedKernels.can_stack`); each one gets the result of the previous one."""
 
     def __init__(self, layers: Sequence[LayerKernel]) -> None:
         self._first = layers[0]
         self._args = [layer.args for layer in layers]  # kept alive
         self._addresses = (ctypes.c_void_p * len(layers))(*map(ctypes.addressof, self._args))
+        self._words_per_row = self._first.kernels.decoder_layers_workspace(self._addresses, self.weight_format)
         self._indices = tuple(layer.index for layer in layers)
+        self._group = next((layer.heads[0] // layer.heads[1] for layer in layers if layer.heads is not None), 0)
+        self._convs = [(number, layer.mixer) for number, layer in enumerate(layers) if isinstance(layer.mixer, ConvParts)]
 
     def compute(self, backend: CpuAttention, x: torch.Tensor, rotations: Sequence[CosSin]) -> torch.Tensor:
         """See `fusion.kernels.LayerStack`."""
@@ -74,16 +95,29 @@ class LayerStack:
     def run(self, backend: CpuAttention, num_tokens: int, *, cos: torch.Tensor, sin: torch.Tensor, **fields: int | None) -> None:
         """Call the kernel. fields: of DecoderStepArgs, besides those that are known here."""
         kernels = self._first.kernels
-        attention, k_caches, v_caches = backend.layer_args(self._indices, self._first.group)
+        attention, k_caches, v_caches = backend.layer_args(self._indices, self._group)
         adapters = current_adapters()
         slots, tables = (None, None) if adapters is None else (adapters.slots.ctypes.data, adapters.tables)
+        states, segments, *_kept_alive = self._conv_states(num_tokens)
         step = DecoderStepArgs(
             attention=attention, layers=ctypes.addressof(self._addresses), k_caches=k_caches, v_caches=v_caches,
-            cos=cos.data_ptr(), sin=sin.data_ptr(), workspace=kernels.workspace(num_tokens, self._first.words_per_row),
-            stage_ns=kernels.stage_ns, lora_slots=slots, lora_adapters=tables, num_layers=len(self._indices),
-            rotary_dim=cos.shape[-1], cache_bits=8 * backend.dtype.itemsize, **fields,
+            conv_states=states, segments=segments, cos=cos.data_ptr(), sin=sin.data_ptr(),
+            workspace=kernels.workspace(num_tokens, self._words_per_row), stage_ns=kernels.stage_ns, lora_slots=slots,
+            lora_adapters=tables, num_layers=len(self._indices), rotary_dim=cos.shape[-1], cache_bits=8 * backend.dtype.itemsize,
+            **fields,
         )  # fmt: skip
-        kernels.decoder_layers[self._first.weight_format](ctypes.byref(step))
+        kernels.decoder_layers[self.weight_format](ctypes.byref(step))
+
+    def _conv_states(self, num_tokens: int) -> tuple[Any, ...]:
+        """Addresses of the states of layers with convolutions and of the segments of the step, and what they point to."""
+        if not self._convs:
+            return None, None
+        found = [conv.layers.conv_state(conv.number, num_tokens, conv.weight) for _, conv in self._convs]
+        states, step = (ctypes.c_void_p * len(self._indices))(), found[0][0]
+        for (number, _), (_, state) in zip(self._convs, found, strict=True):
+            states[number] = state.data_ptr()
+        segments = segments_of(step)
+        return ctypes.addressof(states), ctypes.addressof(segments), states, segments, found
 
     @property
     def weight_format(self) -> str:

@@ -14,13 +14,13 @@ _SEGMENTS = ("first_segment", "first_token", "slots", "is_fresh", "snapshots")
 
 
 class RecurrentSegments(ctypes.Structure):
-    """Mirror of RecurrentSegments in recurrent.cpp."""
+    """Mirror of RecurrentSegments in short_conv.h."""
 
     _fields_ = [*((name, ctypes.c_void_p) for name in _SEGMENTS), ("num_sequences", ctypes.c_int64)]
 
 
 class ConvArgs(ctypes.Structure):
-    """Mirror of ConvArgs in recurrent.cpp; the fields are described there."""
+    """Mirror of ConvArgs in short_conv.h; the fields are described there."""
 
     _fields_ = [
         ("segments", RecurrentSegments),
@@ -88,7 +88,7 @@ class CpuRecurrentOps:
         weight, bias = self._prepared(weight, bias)
         out = torch.empty(len(x), channels, dtype=x.dtype)
         args = ConvArgs(
-            segments=_segments(step),
+            segments=segments_of(step),
             x=x.data_ptr(),
             weight=weight.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
@@ -120,7 +120,7 @@ class CpuRecurrentOps:
         decay, beta = inputs.decay.contiguous(), inputs.beta.contiguous()
         out = torch.empty(inputs.value.shape, dtype=inputs.value.dtype)
         args = RecurArgs(
-            segments=_segments(step),
+            segments=segments_of(step),
             query=inputs.query.data_ptr(),
             key=inputs.key.data_ptr(),
             value=inputs.value.data_ptr(),
@@ -150,6 +150,7 @@ def _is_dense(part: torch.Tensor) -> bool:
     return part.stride(2) == 1 and part.stride(1) == part.shape[2]
 
 
-def _segments(step: RecurrentStep) -> RecurrentSegments:
+def segments_of(step: RecurrentStep) -> RecurrentSegments:
+    """What kernels are told of a step, which must be kept alive."""
     arrays = {name: getattr(step, name).ctypes.data for name in _SEGMENTS}
     return RecurrentSegments(**arrays, num_sequences=step.num_sequences)

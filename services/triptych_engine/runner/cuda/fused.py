@@ -14,7 +14,7 @@ from triptych_engine.runner.attention.paged import AttentionBackend, LayerShape
 from triptych_engine.runner.cuda.attention import CudaAttention
 from triptych_engine.runner.cuda.kernels import layers as kernels
 from triptych_engine.runner.cuda.moe import CudaMoE
-from triptych_engine.runner.fusion.kernels import GatedRMSNorm, LayerParts, MoEParts, Norm, PackedLinear
+from triptych_engine.runner.fusion.kernels import AttentionParts, GatedRMSNorm, LayerParts, MoEParts, Norm, PackedLinear
 from triptych_engine.runner.fusion.modules import ACTIVATIONS
 from triptych_engine.runner.fusion.rotary import CosSin
 
@@ -118,8 +118,11 @@ class CudaFusedKernels:
         kernels.act_mul_kernel[grid](gate_up, out, SIZE=size, BLOCK=_ACT_BLOCK, IS_GELU=activation == "gelu_tanh")
         return out
 
-    def whole_layer(self, parts: LayerParts) -> CudaLayers:
-        return CudaLayers([parts], self)
+    def whole_layer(self, parts: LayerParts) -> CudaLayers | None:
+        return CudaLayers([parts], self) if isinstance(parts.mixer, AttentionParts) else None
+
+    def can_stack(self, layers: Sequence[CudaLayers]) -> bool:
+        return len(layers) > 0  # layers that differ can be computed one after the other
 
     def stack(self, layers: Sequence[CudaLayers]) -> CudaLayers:
         return CudaLayers([parts for layer in layers for parts in layer.parts], self)
@@ -143,10 +146,6 @@ class CudaLayers:
         self.parts, self._fused = list(parts), fused
         self._mixtures = [layer.moe for layer in parts if isinstance(layer.moe, CudaMoE)]
 
-    @property
-    def shape(self) -> tuple[object, ...]:
-        return ()  # layers that differ can be computed one after the other
-
     def _new_counts(self) -> Iterator[torch.Tensor]:
         """The counts of each mixture, all made by one launch."""
         if not self._mixtures:
@@ -158,15 +157,16 @@ class CudaLayers:
         counts = self._new_counts()
         for layer, (cos, sin) in zip(self.parts, rotations, strict=True):
             qkv, out, *mlp = layer.products
-            dtype, shape = cast(CudaLinear, qkv).dtype, layer.cache_shape
+            mixer = cast(AttentionParts, layer.mixer)
+            dtype, shape, num_q_heads = cast(CudaLinear, qkv).dtype, mixer.cache_shape, mixer.num_q_heads
             attention_norm, mlp_norm = layer.norms
             post_norms = layer.post_norms or (None, None)
             x, normed = add_and_norm(x, added, attention_norm, dtype)
             states = qkv(normed)
-            query = torch.empty(len(states), layer.num_q_heads, shape.head_dim, dtype=states.dtype, device=states.device)
+            query = torch.empty(len(states), num_q_heads, shape.head_dim, dtype=states.dtype, device=states.device)
             place = backend.place(layer.index)
-            _launch_rope(states, cos, sin, layer.num_q_heads, shape, layer.qk_norms, query, place)
-            attended = backend.attend(layer.index, query, states.dtype, **layer.options)
+            _launch_rope(states, cos, sin, num_q_heads, shape, mixer.qk_norms, query, place)
+            attended = backend.attend(layer.index, query, states.dtype, **mixer.options)
             x, normed = add_and_norm(x, Added(out(attended.flatten(1)), post_norms[0]), mlp_norm, dtype)
             if isinstance(layer.moe, CudaMoE):
                 states, shares = layer.moe.outputs(normed, next(counts))

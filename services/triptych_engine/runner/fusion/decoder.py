@@ -34,7 +34,7 @@ class Decoder:
     Args:
         embedding: token ids [1, num_tokens] -> [1, num_tokens, hidden_size].
         rotations: of the layers, in turn.
-        layers: all with a kernel, of one shape.
+        layers: all with a kernel, of one stack.
         norm: [n, hidden_size] -> [n, hidden_size].
         head: [1, n, hidden_size] -> [1, n, vocab_size].
     """
@@ -130,9 +130,9 @@ def find_decoder(
         question: what the names of its parts are called in the verdicts.
     """
     layers = [module for module in model.modules() if isinstance(module, FusedDecoderLayer)]
-    shapes = {None if layer.kernel is None else layer.kernel.shape for layer in layers}
+    wholes = [layer.kernel for layer in layers]
     verdicts = verdicts or Verdicts()
-    if not verdicts.of(f"{question} has layers of one shape", lambda: len(shapes) == 1 and None not in shapes):
+    if not verdicts.of(f"{question} has layers of one stack", lambda: all(wholes) and kernels.can_stack(wholes)):
         return None
     own_names = {module: name for name, module in model.named_modules()}
 

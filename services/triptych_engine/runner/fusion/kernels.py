@@ -11,6 +11,7 @@ from torch import nn
 
 from triptych_engine.runner.attention.paged import AttentionBackend, LayerShape
 from triptych_engine.runner.fusion.rotary import CosSin, Rotary
+from triptych_engine.runner.recurrent.layers import RecurrentLayers
 
 
 class PackedLinear(nn.Module):
@@ -55,18 +56,48 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class AttentionParts:
+    """The attention of a decoder layer.
+
+    Attributes:
+        qk_norms: weights [head_dim] fp32 of queries' and keys' norms, and their epsilon; None for none.
+        options: options of the attention backend's `forward`.
+    """
+
+    num_q_heads: int
+    cache_shape: LayerShape
+    qk_norms: tuple[torch.Tensor, torch.Tensor, float] | None
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ConvParts:
+    """A short convolution between two gates, in the place of an attention.
+
+    Attributes:
+        layers: keep its states.
+        number: of the module among those with states.
+        weight, bias: [channels, width + 1], and [channels] or None.
+    """
+
+    layers: RecurrentLayers
+    number: int
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True)
 class LayerParts:
     """A decoder layer of the common kind.
 
     Attributes:
-        index: index of the layer in the attention backend.
+        index: of the layer in the model.
         norms: before the attention and before the MLP.
         post_norms: of what attention and MLP return, before it is added to the residual stream; None for none.
-        qk_norms: weights [head_dim] fp32 of queries' and keys' norms, and their epsilon; None for none.
-        products: q/k/v concatenated, output; of a gated MLP also gate and up concatenated, down.
+        mixer: an attention, or what is in its place.
+        products: input product of the mixer (q/k/v concatenated), its output; of a gated MLP also gate and up concatenated, down.
         activation: of a gated MLP, one of `FusedKernels.activations`.
         moe: the mixture of experts that a layer has in place of a gated MLP.
-        options: options of the attention backend's `forward`.
         ranks: address of what adds up the outputs of the second and the fourth product, of ranks that have shares of the layer;
             None if it is whole.
     """
@@ -74,13 +105,10 @@ class LayerParts:
     index: int
     norms: tuple[Norm, Norm]
     post_norms: tuple[Norm, Norm] | None
-    qk_norms: tuple[torch.Tensor, torch.Tensor, float] | None
+    mixer: AttentionParts | ConvParts
     products: tuple[PackedLinear, ...]
     activation: str
     moe: FusedMoE | None
-    num_q_heads: int
-    cache_shape: LayerShape
-    options: dict[str, Any]
     ranks: int | None = None
 
 
@@ -99,11 +127,6 @@ class LayerStack(Protocol):
 
 class WholeLayer(LayerStack, Protocol):
     """A decoder layer that the kernels compute as a whole."""
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        """What must be equal for layers of one stack."""
-        ...
 
 
 class WholeModel(Protocol):
@@ -208,8 +231,12 @@ class FusedKernels(Protocol):
         """The layer as a whole; None if the kernels do not compute all of its parts."""
         ...
 
+    def can_stack(self, layers: Sequence[Any]) -> bool:
+        """Whether whole layers can be computed in one call."""
+        ...
+
     def stack(self, layers: Sequence[Any]) -> LayerStack:
-        """Whole layers of the same shape, in one call."""
+        """Whole layers in one call, see `can_stack`."""
         ...
 
     def whole_model(

@@ -1,5 +1,5 @@
-"""A decoder layer of the common kind (Llama's) as four matrix products and five kernels between them, instead of about forty torch
-calls; or as a whole, if the device's kernels compute all of its parts.
+"""A decoder layer of the common kind (Llama's, or LFM2's with a short convolution) as four matrix products and five kernels between
+them, instead of about forty torch calls; or as a whole, if the device's kernels compute all of its parts.
 
 With few rows, most of a step's time is the overhead of calls, not computation. Whether a layer is of the common kind does not
 depend on its class. A layer whose parts have the same names as Llama's is run next to its replacement on a real input. It is
@@ -19,9 +19,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from triptych_engine.runner.attention.paged import AttentionBackend, AttentionMetadata, LayerShape, attending, current_backend
-from triptych_engine.runner.fusion.calls import AttentionCall, AttentionRecorder, ModuleCall, recorded_calls
-from triptych_engine.runner.fusion.kernels import FusedKernels, FusedMoE, LayerParts, PackedLinear, WholeLayer
-from triptych_engine.runner.fusion.modules import FusedRMSNorm, GatedMLP, LinearPart
+from triptych_engine.runner.fusion.calls import AttentionRecorder, ModuleCall, recorded_calls
+from triptych_engine.runner.fusion.kernels import AttentionParts, FusedKernels, FusedMoE, LayerParts, PackedLinear, WholeLayer
+from triptych_engine.runner.fusion.mixers import Mixer, mixer_name, mixer_of
+from triptych_engine.runner.fusion.modules import FusedRMSNorm, GatedMLP
 from triptych_engine.runner.fusion.recognition import (
     STREAM_TOLERANCE,
     TOLERANCE,
@@ -41,31 +42,22 @@ TRIAL_BLOCK_SIZE = 16
 
 
 class FusedDecoderLayer(nn.Module):
-    """norm, q/k/v, rope, attention, output product, add and norm, gated MLP or mixture of experts, add. Some families also
-    normalise what attention and MLP return.
+    """norm, input product, attention or what is in its place, output product, add and norm, gated MLP or mixture of experts, add.
+    Some families also normalise what attention and MLP return.
 
     Args:
         layer: a layer whose parts are already replaced (see `optimize`).
-        call: what the layer passes to its attention, for the shapes and the options.
         tables: shared by all layers.
     """
 
-    def __init__(self, layer: nn.Module, call: AttentionCall, kernels: FusedKernels, tables: RotaryTables) -> None:
+    def __init__(self, layer: nn.Module, mixer: Mixer, kernels: FusedKernels, tables: RotaryTables) -> None:
         super().__init__()
-        attention: Any = layer.self_attn
-        self._kernels, self._names = kernels, layer_names(layer)
-        self._norms: list[FusedRMSNorm] = [getattr(layer, name) for name in self._names.norms]
-        self._qkv: PackedLinear = attention.q_proj.product
-        self._out: PackedLinear = getattr(attention, self._names.output)
-        self._mlp: Any = getattr(layer, self._names.mlp)
-        self._qk_norms = None
-        if hasattr(attention, self._names.qk_norms[0]):
-            q_norm, k_norm = (getattr(attention, name) for name in self._names.qk_norms)
-            self._qk_norms = (q_norm.scale, k_norm.scale, q_norm.eps)
-        self.index, self._options = call.layer, call.options
-        self._num_q_heads, self._head_dim = call.query.shape[1:]
-        self._num_kv_heads, self._v_head_dim = call.value.shape[1:]
-        self.tables = tables
+        names = layer_names(layer)
+        self._kernels, self._mixer, self._mlp_name = kernels, mixer, names.mlp
+        self._norms: list[FusedRMSNorm] = [getattr(layer, name) for name in names.norms]
+        self._in, self._out = mixer.products
+        self._mlp: Any = getattr(layer, names.mlp)
+        self.index, self.dtype, self.tables = mixer.index, mixer.dtype, tables
         #: The layer as a whole, if the kernels compute it.
         self.kernel: WholeLayer | None = None
         self.join()
@@ -76,16 +68,11 @@ class FusedDecoderLayer(nn.Module):
         """hidden_states: [1, num_tokens, hidden_size] fp32; position_embeddings: cos and sin, [1, num_tokens, rotary_dim]."""
         backend = current_backend()
         x = hidden_states[0].contiguous()
-        cos, sin = self.tables.dense(position_embeddings)
+        rotation = self.tables.dense(position_embeddings)
         if self.kernel is not None and self._kernels.attends_with(backend):
-            return self.kernel.compute(backend, x, [(cos, sin)])[None]
-        num_q_heads, num_kv_heads = self._num_q_heads, self._num_kv_heads
+            return self.kernel.compute(backend, x, [rotation])[None]
         norm, mlp_norm, *post_norms = self._norms
-        qkv = self._qkv(norm(x))
-        qk = self._kernels.qk_norm_rope(qkv, cos, sin, num_q_heads, num_kv_heads, self._head_dim, self._qk_norms)
-        value = qkv[:, (num_q_heads + num_kv_heads) * self._head_dim :].view(-1, num_kv_heads, self._v_head_dim)
-        attended = backend.forward(self.index, qk[:, :num_q_heads], qk[:, num_q_heads:], value, **self._options)
-        added = self._out(attended.flatten(1))
+        added = self._out(self._mixer.mix(self._in(norm(x)), rotation))
         if post_norms:
             added = post_norms[0](added)
         x, normed = self._kernels.add_rms_norm(x, added, mlp_norm.scale, mlp_norm.eps)
@@ -94,20 +81,20 @@ class FusedDecoderLayer(nn.Module):
 
     def linears(self) -> list[tuple[int, PackedLinear, dict[str, int]]]:
         """Its products but those of experts: the number of the first linear layer of each, in the order q, k, v, output, gate, up,
-        down; and the name and the number of outputs of each of its layers."""
-        heads = self._num_q_heads * self._head_dim, self._num_kv_heads * self._head_dim, self._num_kv_heads * self._v_head_dim
-        qkv = dict(zip(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), heads, strict=True))
-        linears = [(0, self._qkv, qkv), (3, self._out, {f"self_attn.{self._names.output}": self._out.out_features})]
+        down (a convolution has one in the place of the first three); name and number of outputs of each of its layers."""
+        names, out_names = self._mixer.linears
+        linears = [(0, self._in, names), (3, self._out, out_names)]
         if isinstance(self._mlp, GatedMLP):
             inner, product = self._mlp.down.in_features, self._mlp.down
-            gate, up, down = (f"{self._names.mlp}.{name}" for name in self._mlp.names)
+            gate, up, down = (f"{self._mlp_name}.{name}" for name in self._mlp.names)
             linears += [(4, self._mlp.gate_up, {gate: inner, up: inner}), (6, product, {down: product.out_features})]
         return linears
 
     @property
-    def cache_shape(self) -> LayerShape:
-        """What it stores per token."""
-        return LayerShape(self._num_kv_heads, self._head_dim, self._v_head_dim)
+    def cache_shape(self) -> LayerShape | None:
+        """What it stores per token; None for a layer without an attention."""
+        parts = self._mixer.parts
+        return parts.cache_shape if isinstance(parts, AttentionParts) else None
 
     @torch.inference_mode()
     def is_whole(self, hidden_states: torch.Tensor, position_embeddings: Any, dtype: torch.dtype, extra: float = 0.0) -> bool:
@@ -135,11 +122,11 @@ class FusedDecoderLayer(nn.Module):
     def join(self) -> None:
         """Compute the layer as a whole, if the kernels can, with the products as they are now."""
         moe = self._mlp if isinstance(self._mlp, FusedMoE) else None
-        products = (self._qkv, self._out) if moe is not None else (self._qkv, self._out, self._mlp.gate_up, self._mlp.down)
+        products = (self._in, self._out) if moe is not None else (self._in, self._out, self._mlp.gate_up, self._mlp.down)
         norm, mlp_norm, *post_norms = (one.norm for one in self._norms)
         parts = LayerParts(
-            self.index, (norm, mlp_norm), (post_norms[0], post_norms[1]) if post_norms else None, self._qk_norms, products,
-            self._mlp.activation if moe is None else "", moe, self._num_q_heads, self.cache_shape, self._options,
+            self.index, (norm, mlp_norm), (post_norms[0], post_norms[1]) if post_norms else None, self._mixer.parts, products,
+            self._mlp.activation if moe is None else "", moe,
         )  # fmt: skip
         self.kernel = self._kernels.whole_layer(parts)
 
@@ -173,15 +160,10 @@ def join_layers(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: t
 
 def _has_parts(layer: nn.Module) -> bool:
     """Whether the layer has exactly the parts of the common kind, and all of them are replaced."""
-    attention: Any = getattr(layer, "self_attn", None)
-    if attention is None:
-        return False
     names = layer_names(layer)
+    mixer = mixer_name(layer, names)
     wanted = {**dict.fromkeys(names.norms, FusedRMSNorm), names.mlp: (GatedMLP, FusedMoE)}
-    parts: dict[str, Any] = {"q_proj": LinearPart, "k_proj": LinearPart, "v_proj": LinearPart, names.output: PackedLinear}
-    if hasattr(attention, names.qk_norms[0]):
-        parts |= dict.fromkeys(names.qk_norms, FusedRMSNorm)
-    return consists_of(layer, wanted | {"self_attn": type(attention)}) and consists_of(attention, parts)
+    return mixer is not None and consists_of(layer, wanted | {mixer: nn.Module})
 
 
 def _fused(call: ModuleCall, kernels: FusedKernels, tables: RotaryTables, verdicts: Verdicts) -> FusedDecoderLayer | None:
@@ -189,37 +171,31 @@ def _fused(call: ModuleCall, kernels: FusedKernels, tables: RotaryTables, verdic
     hidden_states, cos = call.input, (call.position_embeddings or (None,))[0]
     if cos is None or cos.numel() != hidden_states.shape[1] * cos.shape[-1] or hidden_states.dtype != torch.float32:
         return None
-    if not isinstance(call.output, torch.Tensor) or len(call.attention) != 1:
+    mixer = mixer_of(call, layer_names(call.module), kernels)
+    if mixer is None or not isinstance(call.output, torch.Tensor):
         return None
-    (attention,) = call.attention
-    if attention.key.shape[1:] != (attention.value.shape[1], attention.query.shape[2]):
+    fused = FusedDecoderLayer(call.module, mixer, kernels, tables)
+    if not verdicts.of(("layer", fused.index), lambda: _computes_the_same(fused, call)):
         return None
-    if cast(Any, call.module).self_attn.q_proj.outputs[1] != attention.query.shape[1:].numel():  # a gate, too
-        return None
-    fused = FusedDecoderLayer(call.module, attention, kernels, tables)
-    if not verdicts.of(("layer", fused.index), lambda: _computes_the_same(fused, call, attention)):
-        return None
-    dtype = attention.value.dtype
     # Asked first: a rank without a kernel would not take part in what the others compute to compare theirs.
     has_kernel = verdicts.of(("has a kernel", fused.index), lambda: fused.kernel is not None)
     if not has_kernel or not verdicts.of(
-        ("kernel", fused.index), lambda: fused.is_whole(hidden_states, call.position_embeddings, dtype)
+        ("kernel", fused.index), lambda: fused.is_whole(hidden_states, call.position_embeddings, fused.dtype)
     ):
         fused.kernel = None
     return fused
 
 
 @torch.inference_mode()
-def _computes_the_same(fused: FusedDecoderLayer, call: ModuleCall, wanted: AttentionCall) -> bool:
-    """Whether a replacement passes on to the attention, and returns, what the layer did."""
-    recorder = AttentionRecorder()
+def _computes_the_same(fused: FusedDecoderLayer, call: ModuleCall) -> bool:
+    """Whether a replacement passes on to the attention, if there is one, and returns, what the layer did."""
+    recorder, tolerance = AttentionRecorder(), TOLERANCE[fused.dtype]
     with attending(recorder):  # type: ignore[arg-type]
         got = fused(*call.args, **call.kwargs)
-    (own,) = recorder.calls
-    tolerance = TOLERANCE[own.value.dtype]
-    pairs = [(wanted.query, own.query), (wanted.key, own.key), (wanted.value, own.value)]
-    if not all(is_close(want.float(), have.float(), tolerance) for want, have in pairs):
-        return False
+    for wanted, own in zip(call.attention, recorder.calls, strict=True):
+        pairs = [(wanted.query, own.query), (wanted.key, own.key), (wanted.value, own.value)]
+        if not all(is_close(want.float(), have.float(), tolerance) for want, have in pairs):
+            return False
     # Compare what the layer adds, not its output: next to a few huge channels of the stream, any difference would look small.
     stream = STREAM_TOLERANCE * call.input.abs()
     return is_close(call.output - call.input, got - call.input, tolerance, stream)
@@ -230,10 +206,9 @@ def trial_backend(
 ) -> AttentionBackend | None:
     """A backend with room for one sequence, whose cache has this dtype; None if it does not support the layers' shapes."""
     backend = kernels.attention()
+    shapes = {layer.index: layer.cache_shape for layer in layers if layer.cache_shape is not None}
     try:
-        backend.allocate(
-            {layer.index: layer.cache_shape for layer in layers}, -(-num_tokens // TRIAL_BLOCK_SIZE), TRIAL_BLOCK_SIZE, dtype
-        )
+        backend.allocate(shapes, -(-num_tokens // TRIAL_BLOCK_SIZE), TRIAL_BLOCK_SIZE, dtype)
     except ValueError:
         return None
     return backend

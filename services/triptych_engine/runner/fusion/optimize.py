@@ -6,8 +6,7 @@
   moe.py);
 - RMS norms become one kernel. Norms and MLPs are recognised by name and verified on random input before they are replaced, so
   that a family with another formula keeps its own modules;
-- decoder layers of the common kind become one kernel, or four products and five kernels (see layer.py), those with a short
-  convolution four products and four kernels (see conv_layer.py).
+- decoder layers of the common kind become one kernel, or four products and five kernels (see layer.py).
 
 In 16 bits also:
 - if all norms could be replaced, the residual stream is kept in float32: the embedding returns float32, type promotion keeps it
@@ -35,7 +34,6 @@ from torch import nn
 from transformers import PreTrainedModel
 from triptych_common.host.memory import return_free_memory
 
-from triptych_engine.runner.fusion.conv_layer import fuse_conv_layers
 from triptych_engine.runner.fusion.kernels import FusedKernels, PackedLinear
 from triptych_engine.runner.fusion.layer import fuse_layers
 from triptych_engine.runner.fusion.modules import (
@@ -109,7 +107,6 @@ def optimize(
         model.get_input_embeddings().register_forward_hook(_widen)
     if kernels.fuses:
         num_layers = fuse_layers(model, token_ids, position_ids, kernels, verdicts)
-        num_layers += fuse_conv_layers(model, token_ids, position_ids, kernels, verdicts)
     stream = "float32" if wide else str(model.dtype).removeprefix("torch.")
     log.info(
         "packed %d linear layers, fused %d norms and %d decoder layers, %s residual stream",

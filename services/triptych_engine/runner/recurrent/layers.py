@@ -107,12 +107,19 @@ class RecurrentLayers:
     def _convolve(
         self, module: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, **options: bool
     ) -> torch.Tensor:
-        if self._step is None:
-            self._note(module, conv_width=weight.shape[1] - 1, conv_channels=len(weight))
-            step, state = RecurrentStep.alone(len(x)), x.new_zeros(1, weight.shape[1] - 1, len(weight), dtype=torch.float32)
-        else:
-            step, state = self._step, self._conv[module]
+        step, state = self.conv_state(module, len(x), weight)
         return self.ops.conv(x, weight, bias, state=state, step=step, **options)
+
+    def conv_state(self, module: int, num_tokens: int, weight: torch.Tensor) -> tuple[RecurrentStep, torch.Tensor]:
+        """What is computed of a module's convolution, and its states, [num_slots, width, channels] fp32.
+
+        weight: [channels, width + 1].
+        """
+        if self._step is not None:
+            return self._step, self._conv[module]
+        channels, width = weight.shape[0], weight.shape[1] - 1
+        self._note(module, conv_width=width, conv_channels=channels)
+        return RecurrentStep.alone(num_tokens), torch.zeros(1, width, channels, device=weight.device)
 
     def delta_rule(
         self,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.builders.engine import a_request, a_scheduler, a_tiny_llama_config, save_random_model
-from transformers import MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import Lfm2Config, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 from triptych_engine.runner import builder
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
@@ -32,6 +32,8 @@ CONFIGS = [
     Qwen2Config(**_SHAPE),  # biases
     Qwen3Config(**_SHAPE),  # norms of queries and keys
     MistralConfig(**_SHAPE, sliding_window=7),
+    # A convolution in the place of the first attention.
+    Lfm2Config(**(_SHAPE | {"hidden_size": 64}), layer_types=["conv", "full_attention"], conv_bias=True, conv_L_cache=4),
 ]
 
 
@@ -54,7 +56,8 @@ def _logits(path: Path, dtype: torch.dtype, *, whole: bool, quantization: str = 
         launch(step, inputs, forced, draft_logits)
 
     runner._sampler.launch = noting
-    scheduler = a_scheduler(block_size=16, max_num_batched_tokens=16)
+    num_states = runner.size.num_states
+    scheduler = a_scheduler(block_size=16, max_num_batched_tokens=16, num_states=num_states)
     for name, length in (("a", 21), ("b", 1), ("c", 9)):
         scheduler.add(a_request(name, [3 + (7 * i + length) % 90 for i in range(length)], max_tokens=12))
     while scheduler.live_request_ids:

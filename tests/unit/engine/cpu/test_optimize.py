@@ -26,7 +26,6 @@ from triptych_engine.runner.cpu.fused import CpuFusedKernels
 from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.runner.cpu.linear.layers import Bf16Linear, OneDnnLinear, WideHead
 from triptych_engine.runner.cpu.linear.packing import can_pack, pack
-from triptych_engine.runner.fusion.conv_layer import FusedConvLayer
 from triptych_engine.runner.fusion.layer import FusedDecoderLayer
 from triptych_engine.runner.fusion.modules import FusedRMSNorm, GatedMLP, LinearPart
 from triptych_engine.runner.fusion.optimize import optimize
@@ -89,7 +88,8 @@ def test_parts_are_known_by_a_familys_other_names():
     model = a_model(an_lfm2())
     attach_recurrent_layers(model)
     optimize(model, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
-    assert [type(layer) for layer in model.model.layers] == [FusedConvLayer, FusedDecoderLayer]
+    assert [type(layer) for layer in model.model.layers] == [FusedDecoderLayer, FusedDecoderLayer]
+    assert [layer.cache_shape is None for layer in model.model.layers] == [True, False]
     targets = lora_targets(model, None, uses_kernels=False)
     in_both = [f"feed_forward.{name}" for name in ("w1", "w2", "w3")]
     names = {f"model.layers.0.{name}" for name in ("conv.in_proj", "conv.out_proj", *in_both)}
@@ -102,7 +102,7 @@ def test_a_convolution_that_differs_keeps_its_layer(monkeypatch: pytest.MonkeyPa
     model = a_model(an_lfm2())
     attach_recurrent_layers(model)
     optimize(model, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
-    assert FusedConvLayer not in kinds(model)
+    assert [type(layer) is FusedDecoderLayer for layer in model.model.layers] == [False, True]
 
 
 def test_gelu_mlps_and_layer_norms_are_left_alone():

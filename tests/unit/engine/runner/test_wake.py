@@ -15,7 +15,7 @@ from triptych_engine.executor.in_process import InProcessExecutor
 from triptych_engine.runner import builder
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
-from triptych_engine.runner.fusion import conv_layer, decoder, layer
+from triptych_engine.runner.fusion import decoder, layer
 from triptych_engine.runner.fusion.layer import FusedDecoderLayer
 from triptych_engine.runner.model import loader
 from triptych_engine.runner.model_runner import ModelRunner
@@ -29,7 +29,6 @@ CHECKS = [
     (loader, "observe_layers"),
     (decoder, "_find_parts"),
     (layer, "_computes_the_same"),
-    (conv_layer, "is_close"),
     (FusedDecoderLayer, "is_whole"),
 ]
 

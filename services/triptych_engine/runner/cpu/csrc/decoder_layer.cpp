@@ -1,5 +1,5 @@
 // Decoder layers of the common kind, one or several consecutive ones, in one call and one parallel region; also with embedding and output
-// head. With few rows, a layer computes for about a hundred microseconds, and ten calls from Python take as long. Activations are fp32,
+// head. A layer has an attention, or a short convolution between two gates in its place (LFM2). With few rows, a layer computes for about a hundred microseconds, and ten calls from Python take as long. Activations are fp32,
 // weights have any format (see linear.h), and the cache may be bf16 or int8.
 
 #include "elementwise.h"
@@ -7,6 +7,7 @@
 #include "lora.h"
 #include "attention/paged_attention.h"
 #include "ranks.h"
+#include "short_conv.h"
 #include "stage_clock.h"
 #include "team.h"
 
@@ -20,13 +21,16 @@ struct DecoderLayerArgs {
   const float* mlp_norm;  // [hidden]
   const float* q_norm;    // [head_dim], or null
   const float* k_norm;    // [head_dim], or null
-  PackedWeight qkv;       // hidden -> (num_q_heads + num_kv_heads) * head_dim + num_kv_heads * v_head_dim
-  PackedWeight out;       // num_q_heads * v_head_dim -> hidden
+  PackedWeight in;        // hidden -> (num_q_heads + num_kv_heads) * head_dim + num_kv_heads * v_head_dim, or 3 * channels
+  PackedWeight out;       // num_q_heads * v_head_dim, or channels -> hidden
   PackedWeight gate_up;   // hidden -> 2 * intermediate
   PackedWeight down;      // intermediate -> hidden
   const float* sinks;     // [num_q_heads], or null
+  const float* conv_weight;  // see ConvArgs; null in a layer with an attention
+  const float* conv_bias;    // or null
   Ranks* ranks;           // whose shares of the layer are added up, or null
-  int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim, window;
+  int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim, window;  // 0 in a layer with a convolution
+  int32_t conv_width;
   int32_t index;          // of the layer in the model
   float norm_eps, mlp_norm_eps, qk_norm_eps, scaling, softcap;
 };
@@ -45,8 +49,10 @@ struct DecoderEndsArgs {
 struct DecoderStepArgs {
   const PagedAttentionArgs* attention;  // metadata of the step; fields that depend on the layer are not read
   const DecoderLayerArgs* const* layers;  // [num_layers]
-  void* const* k_caches;                  // [num_layers]
+  void* const* k_caches;                  // [num_layers], null for layers with a convolution
   void* const* v_caches;
+  float* const* conv_states;              // [num_layers], null for layers with an attention; or null if all have one
+  const RecurrentSegments* segments;      // of the convolutions, or null
   const float* x;             // [rows, hidden], input of the first layer; not read if token_ids are given
   float* out;                 // [rows, hidden], output of the last layer; not the same memory as x
   const float* cos;           // [rows, rotary_dim]; with positions, those of all positions
@@ -56,7 +62,7 @@ struct DecoderStepArgs {
   const DecoderEndsArgs* ends;  // with it, logits are computed; else null
   const int64_t* wanted;      // [num_wanted], rows whose logits are computed
   float* logits;              // [num_wanted, vocab]
-  float* workspace;   // rows, rounded up to a multiple of 16, * the format's triptych_decoder_layer_workspace of a layer
+  float* workspace;   // rows, rounded up to a multiple of 16, * the format's triptych_decoder_layers_workspace
   int64_t* stage_ns;  // [kStages], see stage_clock.h: time is added; or null
   const int32_t* lora_slots;                // see LoraStep
   const LoraUpdate* const* lora_adapters;
@@ -67,22 +73,28 @@ struct DecoderStepArgs {
 
 namespace {
 
-// The intermediate results between x and out, [rows, ...] each.
+// The intermediate results between x and out of any of the layers, [rows, ...] each. They are at the same place in all layers: a thread may
+// begin a layer while others still read what they have of the one before.
 template <class Format>
 struct Workspace {
-  float *normed, *qkv, *qk, *attended, *added, *gate_up, *gated;
+  float *normed, *in, *qk, *mixed, *added, *gate_up, *gated;
   float* prepared;  // the input of the current product, in the format's form; last, because products may read beyond its rows
   int64_t per_row = 0;
 
-  Workspace(const DecoderLayerArgs& l, float* memory, int64_t rows) {
-    const int64_t widest = std::max({l.qkv.in_features, l.out.in_features, l.gate_up.in_features, l.down.in_features});
-    const int64_t sizes[] = {l.qkv.in_features,  l.qkv.out_features,     (l.num_q_heads + l.num_kv_heads) * (int64_t)l.head_dim,
-                             l.out.in_features,  l.out.out_features,     l.gate_up.out_features,
-                             l.down.in_features, Format::num_prepared_words(widest)};
-    float** parts[] = {&normed, &qkv, &qk, &attended, &added, &gate_up, &gated, &prepared};
-    for (int i = 0; i < 8; i++) {
-      *parts[i] = memory + rows * per_row;
-      per_row += sizes[i];
+  Workspace(const DecoderLayerArgs* const* layers, int64_t num_layers, float* memory, int64_t rows) {
+    int64_t sizes[8] = {};
+    for (int64_t i = 0; i < num_layers; i++) {
+      const DecoderLayerArgs& l = *layers[i];
+      const int64_t widest = std::max({l.in.in_features, l.out.in_features, l.gate_up.in_features, l.down.in_features});
+      const int64_t own[8] = {l.in.in_features,   l.in.out_features,      (l.num_q_heads + l.num_kv_heads) * (int64_t)l.head_dim,
+                              l.out.in_features,  l.out.out_features,     l.gate_up.out_features,
+                              l.down.in_features, Format::num_prepared_words(widest)};
+      for (int j = 0; j < 8; j++) sizes[j] = std::max(sizes[j], own[j]);
+    }
+    float** parts[] = {&normed, &in, &qk, &mixed, &added, &gate_up, &gated, &prepared};
+    for (int j = 0; j < 8; j++) {
+      *parts[j] = memory + rows * per_row;
+      per_row += sizes[j];
     }
   }
 };
@@ -103,9 +115,9 @@ template <class Format>
 PagedAttentionArgs attention_of(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace<Format>& w) {
   PagedAttentionArgs a = *s.attention;
   const int64_t num_heads = l.num_q_heads + l.num_kv_heads, keys = l.num_q_heads * (int64_t)l.head_dim;
-  a.q = w.qk, a.k = w.qk + keys, a.v = w.qkv + num_heads * l.head_dim, a.out = w.attended;
+  a.q = w.qk, a.k = w.qk + keys, a.v = w.in + num_heads * l.head_dim, a.out = w.mixed;
   a.k_cache = s.k_caches[layer], a.v_cache = s.v_caches[layer], a.sinks = l.sinks;
-  a.q_stride_t = a.k_stride_t = num_heads * l.head_dim, a.v_stride_t = l.qkv.out_features;
+  a.q_stride_t = a.k_stride_t = num_heads * l.head_dim, a.v_stride_t = l.in.out_features;
   a.q_stride_h = a.k_stride_h = l.head_dim, a.v_stride_h = l.v_head_dim;
   a.num_q_heads = l.num_q_heads, a.num_kv_heads = l.num_kv_heads, a.head_dim = l.head_dim, a.v_head_dim = l.v_head_dim;
   if (l.window && a.window_slots) a.slots = a.window_slots, a.block_table = a.window_block_table;
@@ -118,7 +130,7 @@ template <class Format>
 void rotate_token(const DecoderLayerArgs& l, const DecoderStepArgs& s, const Workspace<Format>& w, int64_t t) {
   const int64_t num_heads = l.num_q_heads + l.num_kv_heads, angle = (s.positions ? s.positions[t] : t) * s.rotary_dim;
   for (int64_t h = 0; h < num_heads; h++) {
-    rope_head(w.qkv + t * l.qkv.out_features + h * l.head_dim, h < l.num_q_heads ? l.q_norm : l.k_norm, s.cos + angle, s.sin + angle,
+    rope_head(w.in + t * l.in.out_features + h * l.head_dim, h < l.num_q_heads ? l.q_norm : l.k_norm, s.cos + angle, s.sin + angle,
               w.qk + (t * num_heads + h) * l.head_dim, l.head_dim, s.rotary_dim, l.qk_norm_eps);
   }
 }
@@ -139,28 +151,11 @@ void add_row(float* to, const float* added, int64_t size) {
   for (int64_t i = 0; i < size; i++) to[i] += added[i];
 }
 
-// One layer, computed by all threads of a parallel region. x may be s.out.
+// The attention of a layer: w.in -> w.mixed. There is a barrier at the end.
 template <class Format, class Cache>
-void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const float* x, Team& team, StageClock& clock,
-                   Exchange& exchange) {
-  const int64_t rows = s.attention->num_tokens, hidden = l.qkv.in_features, inner = l.down.in_features;
-  const Workspace<Format> w(l, s.workspace, rows);
+void attend(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace<Format>& w, Team& team, StageClock& clock) {
   const PagedAttentionArgs a = attention_of(l, s, layer, w);
-  uint32_t* prepared = (uint32_t*)w.prepared;
-  const Input<Format> normed{w.normed, prepared, hidden}, attended{w.attended, prepared, l.out.in_features},
-      gated{w.gated, prepared, inner};
-  const Adapted adapted{{s.lora_slots, s.lora_adapters}, l.index, rows};
-  Team::for_rows(rows, [&](int64_t r) {
-    norm_row(x + r * hidden, l.norm, normed.row(r), hidden, l.norm_eps);
-    normed.written(r, rows);
-  });
-  team.wait();
-  clock.mark(kOtherStage);
-  normed.multiply(l.qkv, w.qkv, rows);
-  team.wait();
-  clock.mark(kLinearStage);
-  adapted.add(0, 3, w.normed, l.qkv, w.qkv);
-  Team::for_rows(rows, [&](int64_t r) {
+  Team::for_rows(s.attention->num_tokens, [&](int64_t r) {
     rotate_token(l, s, w, r);
     write_token<float, float, Cache>(a, int(r));
   });
@@ -169,16 +164,49 @@ void compute_layer(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t 
   attend_shared<FastestProducts<Cache, Format::kRounds>, float, float>(a);
   team.wait();
   clock.mark(kAttentionStage);
+}
+
+// The gated convolution of a layer in the place of the attention: w.in -> w.mixed. There is a barrier at the end.
+void convolve(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const float* in, float* mixed, Team& team, StageClock& clock) {
+  if (s.lora_slots) team.wait();  // a thread reads the rows of others, to which these have added updates
+  conv_shared<float>({*s.segments, in, l.conv_weight, l.conv_bias, s.conv_states[layer], mixed, l.in.out_features, l.out.in_features,
+                      l.conv_width, false, true});
+  team.wait();
+  clock.mark(kOtherStage);
+}
+
+// One layer, computed by all threads of a parallel region. x may be s.out.
+template <class Format, class Cache>
+void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, const Workspace<Format>& w, Team& team, StageClock& clock,
+                   Exchange& exchange) {
+  const DecoderLayerArgs& l = *s.layers[layer];
+  const int64_t rows = s.attention->num_tokens, hidden = l.in.in_features, inner = l.down.in_features;
+  uint32_t* prepared = (uint32_t*)w.prepared;
+  const Input<Format> normed{w.normed, prepared, hidden}, mixed{w.mixed, prepared, l.out.in_features},
+      gated{w.gated, prepared, inner};
+  const Adapted adapted{{s.lora_slots, s.lora_adapters}, l.index, rows};
+  Team::for_rows(rows, [&](int64_t r) {
+    norm_row(x + r * hidden, l.norm, normed.row(r), hidden, l.norm_eps);
+    normed.written(r, rows);
+  });
+  team.wait();
+  clock.mark(kOtherStage);
+  normed.multiply(l.in, w.in, rows);
+  team.wait();
+  clock.mark(kLinearStage);
+  adapted.add(0, 3, w.normed, l.in, w.in);
+  if (l.conv_weight) convolve(l, s, layer, w.in, w.mixed, team, clock);
+  else attend<Format, Cache>(l, s, layer, w, team, clock);
   if (Format::num_prepared_words(1) > 0) {  // several threads write a row, so it is prepared after all have written
-    Team::for_rows(rows, [&](int64_t r) { attended.written(r, rows); });
+    Team::for_rows(rows, [&](int64_t r) { mixed.written(r, rows); });
     team.wait();
   }
   clock.mark(kOtherStage);
-  attended.multiply(l.out, w.added, rows);
+  mixed.multiply(l.out, w.added, rows);
   team.wait();
   exchange.sum(w.added, rows * hidden);
   clock.mark(kLinearStage);
-  adapted.add(3, 1, w.attended, l.out, w.added);
+  adapted.add(3, 1, w.mixed, l.out, w.added);
   Team::for_rows(rows, [&](int64_t r) {
     add_norm_row(x + r * hidden, w.added + r * hidden, l.mlp_norm, s.out + r * hidden, normed.row(r), hidden, l.mlp_norm_eps);
     normed.written(r, rows);
@@ -222,10 +250,9 @@ void embed(const DecoderEndsArgs& e, int64_t token_id, int64_t hidden, float* ro
 
 // The last norm and the output head, of the rows that are wanted. Not inlined: it would be compiled for each type of the cache.
 template <class Format>
-[[gnu::noinline]] void compute_logits(const DecoderStepArgs& s, Team& team, StageClock& clock) {
+[[gnu::noinline]] void compute_logits(const DecoderStepArgs& s, const Workspace<Format>& w, Team& team, StageClock& clock) {
   const DecoderEndsArgs& e = *s.ends;
   const int64_t hidden = e.head.in_features;
-  const Workspace<Format> w(*s.layers[0], s.workspace, s.attention->num_tokens);
   const Input<Format> normed{w.normed, (uint32_t*)w.prepared, hidden};
   team.wait();
   Team::for_rows(s.num_wanted, [&](int64_t r) {
@@ -253,15 +280,16 @@ void decoder_layers(const DecoderStepArgs& s) {
   {
     StageClock clock(s.stage_ns);
     Exchange exchange(s.layers[0]->ranks, team);
+    const Workspace<Format> w(s.layers, s.num_layers, s.workspace, s.attention->num_tokens);
     const float* x = s.x;
     if (s.token_ids) {  // the first layer begins with the same rows in the same threads
-      const int64_t hidden = s.layers[0]->qkv.in_features;
+      const int64_t hidden = s.layers[0]->in.in_features;
       Team::for_rows(s.attention->num_tokens, [&](int64_t r) { embed(*s.ends, s.token_ids[r], hidden, s.out + r * hidden); });
       x = s.out;
       clock.mark(kEmbeddingStage);
     }
-    for (int64_t i = 0; i < s.num_layers; i++) compute_layer<Format, Cache>(*s.layers[i], s, i, i ? s.out : x, team, clock, exchange);
-    if (s.ends) compute_logits<Format>(s, team, clock);
+    for (int64_t i = 0; i < s.num_layers; i++) compute_layer<Format, Cache>(s, i, i ? s.out : x, w, team, clock, exchange);
+    if (s.ends) compute_logits<Format>(s, w, team, clock);
   }
 }
 
@@ -274,9 +302,11 @@ int64_t triptych_decoder_ends_args_size() { return sizeof(DecoderEndsArgs); }
 int64_t triptych_decoder_step_args_size() { return sizeof(DecoderStepArgs); }
 int64_t triptych_lora_update_size() { return sizeof(LoraUpdate); }
 
-// Computes layers; and the number of 32-bit words of workspace that a layer needs per row. name: format of all of their weights.
+// Computes layers; and the number of 32-bit words of workspace that they need per row. name: format of all of their weights.
 #define DECODER_LAYERS(name, Format)                                                                                              \
-  int64_t triptych_decoder_layer_workspace_##name(const DecoderLayerArgs* l) { return Workspace<Format>(*l, nullptr, 0).per_row; } \
+  int64_t triptych_decoder_layers_workspace_##name(const DecoderLayerArgs* const* layers, int64_t num_layers) {                    \
+    return Workspace<Format>(layers, num_layers, nullptr, 0).per_row;                                                              \
+  }                                                                                                                                \
   void triptych_decoder_layers_##name(const DecoderStepArgs* s) {                                                                  \
     if (s->cache_bits == 8) decoder_layers<Format, q8>(*s);                                                                        \
     else if (s->cache_bits == 16) decoder_layers<Format, bf16>(*s);                                                                \
