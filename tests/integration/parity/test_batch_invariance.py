@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.builders.engine import a_request, a_tiny_llama_config, save_random_model
+from support.builders.hybrid_families import HYBRIDS
 from support.drivers.engine import EngineDriver, Generated
 from transformers import GPT2Config
 from triptych.errors import UnsupportedModelError
@@ -64,6 +65,12 @@ def assert_invariant(driver: EngineDriver) -> None:
     again = driver.run(scheduler, the_requests(vocab_size, None))
     assert scheduler.kv_cache.prefix_cache_hits >= hits + 3 * 192
     assert answers(again) == {name: (ids, logprobs, []) for name, (ids, logprobs, _) in alone.items()}
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5-text"])
+def test_with_recurrent_layers(family: str, tmp_path: Path) -> None:
+    save_random_model(tmp_path, HYBRIDS[family], dtype=torch.bfloat16)
+    assert_invariant(EngineDriver(tmp_path, dtype=torch.bfloat16, batch_invariant=True))
 
 
 @pytest.mark.long

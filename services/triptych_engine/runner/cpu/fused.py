@@ -17,7 +17,7 @@ from triptych_engine.runner.cpu.linear.layers import Bf16Linear, KernelLinear, W
 from triptych_engine.runner.cpu.linear.packing import can_pack, pack
 from triptych_engine.runner.cpu.linear.quant import QuantLinear, UnquantizedLinear
 from triptych_engine.runner.cpu.model_kernel import ModelKernel
-from triptych_engine.runner.fusion.kernels import ConvParts, GatedRMSNorm, LayerParts, MoEParts, PackedLinear
+from triptych_engine.runner.fusion.kernels import GatedRMSNorm, LayerParts, MoEParts, PackedLinear, RecurrentParts
 from triptych_engine.runner.fusion.rotary import PositionTables, Rotary
 from triptych_engine.runner.quantization.formats import HEAD_ON_THE_FLY, QuantFormat
 
@@ -84,7 +84,7 @@ class CpuFusedKernels:
             return None
         if parts.post_norms is not None or parts.moe is not None:
             return None
-        if isinstance(parts.mixer, ConvParts) and not self._kernels.takes_conv(parts.mixer.weight):
+        if isinstance(parts.mixer, RecurrentParts) and not self._kernels.takes_recurrent(parts.mixer):
             return None
         return LayerKernel(self._kernels, parts)
 

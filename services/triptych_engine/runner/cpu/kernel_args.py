@@ -55,21 +55,31 @@ class ExpertsArgs(ctypes.Structure):
     ]
 
 
+class RecurrentLayerArgs(ctypes.Structure):
+    """Mirror of RecurrentLayerArgs in decoder_args.h; the fields are described there."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("conv_weight", "conv_bias", "decay_rates", "decay_bias", "norm")),
+        *((name, ctypes.c_int32) for name in ("conv_width", "num_key_heads", "num_heads", "key_dim", "value_dim")),
+        ("norm_eps", ctypes.c_float),
+    ]
+
+
 class DecoderLayerArgs(ctypes.Structure):
-    """Mirror of DecoderLayerArgs in decoder_layer.cpp; the fields are described there."""
+    """Mirror of DecoderLayerArgs in decoder_args.h; the fields are described there."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("norm", "mlp_norm", "q_norm", "k_norm")),
         *((name, PackedWeight) for name in ("in_", "out", "gate_up", "down")),
-        *((name, ctypes.c_void_p) for name in ("sinks", "conv_weight", "conv_bias", "ranks")),
+        *((name, ctypes.c_void_p) for name in ("sinks", "recurrent", "ranks")),
         *((name, ctypes.c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "window")),
-        *((name, ctypes.c_int32) for name in ("conv_width", "index")),
+        *((name, ctypes.c_int32) for name in ("has_gate", "index")),
         *((name, ctypes.c_float) for name in ("norm_eps", "mlp_norm_eps", "qk_norm_eps", "scaling", "softcap")),
     ]
 
 
 class DecoderEndsArgs(ctypes.Structure):
-    """Mirror of DecoderEndsArgs in decoder_layer.cpp; the fields are described there."""
+    """Mirror of DecoderEndsArgs in decoder_args.h; the fields are described there."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("embedding", "norm")),
@@ -80,11 +90,11 @@ class DecoderEndsArgs(ctypes.Structure):
 
 
 class DecoderStepArgs(ctypes.Structure):
-    """Mirror of DecoderStepArgs in decoder_layer.cpp; the fields are described there."""
+    """Mirror of DecoderStepArgs in decoder_args.h; the fields are described there."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("attention", "layers", "k_caches", "v_caches", "conv_states", "segments")),
-        *((name, ctypes.c_void_p) for name in ("x", "out", "cos", "sin")),
+        *((name, ctypes.c_void_p) for name in ("attention", "layers", "k_caches", "v_caches", "conv_states")),
+        *((name, ctypes.c_void_p) for name in ("matrix_states", "segments", "x", "out", "cos", "sin")),
         *((name, ctypes.c_void_p) for name in ("token_ids", "positions", "ends", "wanted", "logits")),
         *((name, ctypes.c_void_p) for name in ("workspace", "stage_ns", "lora_slots", "lora_adapters")),
         *((name, ctypes.c_int64) for name in ("num_layers", "rotary_dim", "num_wanted")),
@@ -105,6 +115,7 @@ class LoraUpdate(ctypes.Structure):
 
 #: Name in csrc/ -> mirror, of all but the first.
 STRUCTS: dict[str, type[ctypes.Structure]] = {
+    "recurrent_layer_args": RecurrentLayerArgs,
     "decoder_layer_args": DecoderLayerArgs,
     "decoder_ends_args": DecoderEndsArgs,
     "decoder_step_args": DecoderStepArgs,

@@ -22,6 +22,7 @@ from triptych_engine.runner.cpu.quant_kernels import QuantKernels
 from triptych_engine.runner.cpu.rank_kernels import RankKernels
 from triptych_engine.runner.cpu.recurrent_kernels import CpuRecurrentOps
 from triptych_engine.runner.cpu.sampling_kernels import SamplingKernels
+from triptych_engine.runner.fusion.kernels import RecurrentParts
 from triptych_engine.runner.quantization.formats import F8, ON_THE_FLY, QuantizedRows, quantize_rows
 
 log = logging.getLogger(__name__)
@@ -104,8 +105,8 @@ class CpuKernels:
         self._decoder_layers_workspace = {name: getattr(library, f"triptych_decoder_layers_workspace_{name}") for name in FORMATS}
         for function in self._decoder_layers_workspace.values():
             function.restype = count
-        self._takes_conv = library.triptych_conv_takes
-        self._takes_conv.argtypes = [count] * 2
+        self._takes_conv, self._takes_recurrence = library.triptych_conv_takes, library.triptych_recur_takes
+        self._takes_conv.argtypes = self._takes_recurrence.argtypes = [count] * 2
         #: Format of the weights -> layers: takes a reference to DecoderStepArgs.
         self.decoder_layers = {name: getattr(library, f"triptych_decoder_layers_{name}") for name in FORMATS}
         #: Format of the weights -> the experts of a mixture: takes a reference to ExpertsArgs; and its words of workspace for each
@@ -139,9 +140,11 @@ class CpuKernels:
         """Number of 32-bit words of workspace that layers need per row. layers: addresses of their DecoderLayerArgs."""
         return int(self._decoder_layers_workspace[weight_format](layers, ctypes.c_int64(len(layers))))
 
-    def takes_conv(self, weight: torch.Tensor) -> bool:
-        """Whether the kernels compute convolutions with a weight of this shape, [channels, width + 1]."""
-        return bool(self._takes_conv(weight.shape[0], weight.shape[1] - 1))
+    def takes_recurrent(self, parts: RecurrentParts) -> bool:
+        """Whether the kernels of whole layers compute this."""
+        rule = parts.delta_rule
+        takes_rule = rule is None or self._takes_recurrence(rule.key_dim, rule.value_dim)
+        return bool(takes_rule and self._takes_conv(parts.weight.shape[0], parts.weight.shape[1] - 1))
 
     def workspace(self, num_rows: int, words_per_row: int) -> int:
         """Address of scratch memory for rows of 32-bit words. All layers share it, because a thread runs them one after the other.

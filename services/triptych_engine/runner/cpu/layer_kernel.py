@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from triptych_engine.runner.cpu.attention import CpuAttention
-from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs
+from triptych_engine.runner.cpu.kernel_args import DecoderLayerArgs, DecoderStepArgs, RecurrentLayerArgs
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.linear.packing import packed_weight
 from triptych_engine.runner.cpu.recurrent_kernels import segments_of
 from triptych_engine.runner.fusion.adapters import current_adapters
-from triptych_engine.runner.fusion.kernels import AttentionParts, ConvParts, LayerParts
+from triptych_engine.runner.fusion.kernels import AttentionParts, LayerParts, RecurrentParts
 from triptych_engine.runner.fusion.rotary import CosSin
 
 
@@ -28,8 +28,7 @@ class LayerKernel:
     def __init__(self, kernels: CpuKernels, parts: LayerParts) -> None:
         self.kernels, self.index, self.mixer = kernels, parts.index, parts.mixer
         products: Any = parts.products
-        is_conv = isinstance(parts.mixer, ConvParts)
-        fields, *kept_alive = _conv_fields(parts.mixer) if isinstance(parts.mixer, ConvParts) else _attention_fields(parts.mixer)
+        fields, *kept_alive = _fields_of(parts.mixer)
         self._kept_alive = (parts, kept_alive)
         norm, mlp_norm = parts.norms
         product_fields = zip(("in_", "out", "gate_up", "down"), map(packed_weight, products), strict=True)
@@ -41,7 +40,7 @@ class LayerKernel:
         #: What must be equal for layers that are computed in one call; of those with an attention, also its heads.
         self.shape = self.weight_format, self.args.in_.in_features
         sizes = self.args.num_q_heads, self.args.num_kv_heads, self.args.head_dim, self.args.v_head_dim
-        self.heads = None if is_conv else sizes
+        self.heads = None if isinstance(parts.mixer, RecurrentParts) else sizes
         self._alone = LayerStack([self])
 
     def compute(self, backend: CpuAttention, x: torch.Tensor, rotations: Sequence[CosSin]) -> torch.Tensor:
@@ -49,8 +48,11 @@ class LayerKernel:
         return self._alone.compute(backend, x, rotations)
 
 
-def _attention_fields(parts: AttentionParts) -> tuple[dict[str, Any], Any]:
+def _fields_of(parts: AttentionParts | RecurrentParts) -> tuple[Any, ...]:
     """Fields of DecoderLayerArgs, and what must be kept alive for them."""
+    if isinstance(parts, RecurrentParts):
+        args, *kept_alive = _recurrent_args(parts)
+        return {"recurrent": ctypes.addressof(args)}, args, *kept_alive
     options, shape = parts.options, parts.cache_shape
     sinks = None if options["sinks"] is None else options["sinks"].float().contiguous()
     q_norm, k_norm, qk_eps = parts.qk_norms if parts.qk_norms is not None else (None, None, 0.0)
@@ -59,6 +61,7 @@ def _attention_fields(parts: AttentionParts) -> tuple[dict[str, Any], Any]:
         "num_kv_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
         "v_head_dim": shape.v_head_dim,
+        "has_gate": parts.has_gate,
         "q_norm": _address(q_norm),
         "k_norm": _address(k_norm),
         "qk_norm_eps": qk_eps,
@@ -68,10 +71,16 @@ def _attention_fields(parts: AttentionParts) -> tuple[dict[str, Any], Any]:
     return fields, sinks
 
 
-def _conv_fields(parts: ConvParts) -> tuple[dict[str, Any], Any]:
-    """The same of a layer with a convolution."""
+def _recurrent_args(parts: RecurrentParts) -> tuple[Any, ...]:
     weight, bias = parts.weight.float().T.contiguous(), None if parts.bias is None else parts.bias.float().contiguous()
-    return {"conv_weight": weight.data_ptr(), "conv_bias": _address(bias), "conv_width": len(weight) - 1}, (weight, bias)
+    args = RecurrentLayerArgs(conv_weight=weight.data_ptr(), conv_bias=_address(bias), conv_width=len(weight) - 1)
+    if (rule := parts.delta_rule) is not None:
+        args.decay_rates, args.decay_bias = rule.decay_rates.data_ptr(), rule.decay_bias.data_ptr()
+        args.norm, args.norm_eps = rule.norm.weight.data_ptr(), rule.norm.eps
+        args.num_key_heads, args.num_heads, args.key_dim, args.value_dim = (
+            rule.num_key_heads, rule.num_heads, rule.key_dim, rule.value_dim,
+        )  # fmt: skip
+    return args, weight, bias, rule
 
 
 class LayerStack:
@@ -84,7 +93,7 @@ class LayerStack:
         self._words_per_row = self._first.kernels.decoder_layers_workspace(self._addresses, self.weight_format)
         self._indices = tuple(layer.index for layer in layers)
         self._group = next((layer.heads[0] // layer.heads[1] for layer in layers if layer.heads is not None), 0)
-        self._convs = [(number, layer.mixer) for number, layer in enumerate(layers) if isinstance(layer.mixer, ConvParts)]
+        self._recurrent = [(number, layer.mixer) for number, layer in enumerate(layers) if isinstance(layer.mixer, RecurrentParts)]
 
     def compute(self, backend: CpuAttention, x: torch.Tensor, rotations: Sequence[CosSin]) -> torch.Tensor:
         """See `fusion.kernels.LayerStack`."""
@@ -98,26 +107,34 @@ class LayerStack:
         attention, k_caches, v_caches = backend.layer_args(self._indices, self._group)
         adapters = current_adapters()
         slots, tables = (None, None) if adapters is None else (adapters.slots.ctypes.data, adapters.tables)
-        states, segments, *_kept_alive = self._conv_states(num_tokens)
+        recurrent, *_kept_alive = self._recurrent_fields(num_tokens)
         step = DecoderStepArgs(
             attention=attention, layers=ctypes.addressof(self._addresses), k_caches=k_caches, v_caches=v_caches,
-            conv_states=states, segments=segments, cos=cos.data_ptr(), sin=sin.data_ptr(),
+            cos=cos.data_ptr(), sin=sin.data_ptr(),
             workspace=kernels.workspace(num_tokens, self._words_per_row), stage_ns=kernels.stage_ns, lora_slots=slots,
             lora_adapters=tables, num_layers=len(self._indices), rotary_dim=cos.shape[-1], cache_bits=8 * backend.dtype.itemsize,
-            **fields,
+            **recurrent, **fields,
         )  # fmt: skip
         kernels.decoder_layers[self.weight_format](ctypes.byref(step))
 
-    def _conv_states(self, num_tokens: int) -> tuple[Any, ...]:
-        """Addresses of the states of layers with convolutions and of the segments of the step, and what they point to."""
-        if not self._convs:
-            return None, None
-        found = [conv.layers.conv_state(conv.number, num_tokens, conv.weight) for _, conv in self._convs]
-        states, step = (ctypes.c_void_p * len(self._indices))(), found[0][0]
-        for (number, _), (_, state) in zip(self._convs, found, strict=True):
-            states[number] = state.data_ptr()
+    def _recurrent_fields(self, num_tokens: int) -> tuple[Any, ...]:
+        """Fields of DecoderStepArgs for recurrent layers, and what must be kept alive for them."""
+        if not self._recurrent:
+            return ({},)
+        convs, matrices = ((ctypes.c_void_p * len(self._indices))() for _ in range(2))
+        kept_alive: list[Any] = [convs, matrices]
+        for number, parts in self._recurrent:
+            step, state = parts.layers.conv_state(parts.number, num_tokens, parts.weight)
+            convs[number] = state.data_ptr()
+            kept_alive += [step, state]
+            if (rule := parts.delta_rule) is not None:
+                sizes = rule.num_heads, rule.key_dim, rule.value_dim
+                _, state = parts.layers.matrix_state(parts.number, num_tokens, *sizes, state.device)
+                matrices[number] = state.data_ptr()
+                kept_alive.append(state)
         segments = segments_of(step)
-        return ctypes.addressof(states), ctypes.addressof(segments), states, segments, found
+        addresses = {"conv_states": convs, "matrix_states": matrices, "segments": segments}
+        return {name: ctypes.addressof(one) for name, one in addresses.items()}, segments, kept_alive
 
     @property
     def weight_format(self) -> str:

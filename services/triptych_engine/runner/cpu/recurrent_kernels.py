@@ -59,7 +59,6 @@ class CpuRecurrentOps:
             size.restype = ctypes.c_int64
             if size() != ctypes.sizeof(struct):
                 raise AssertionError(f"{struct.__name__} does not mirror that of csrc/")
-            getattr(library, f"triptych_{name}_takes").argtypes = [ctypes.c_int64] * 2
 
     def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x / rms(x) * weight * silu(gate) over the last dimension; x and gate of the same dtype, fp32 or bf16, weight fp32."""

@@ -119,7 +119,8 @@ class CudaFusedKernels:
         return out
 
     def whole_layer(self, parts: LayerParts) -> CudaLayers | None:
-        return CudaLayers([parts], self) if isinstance(parts.mixer, AttentionParts) else None
+        mixer = parts.mixer
+        return CudaLayers([parts], self) if isinstance(mixer, AttentionParts) and not mixer.has_gate else None
 
     def can_stack(self, layers: Sequence[CudaLayers]) -> bool:
         return len(layers) > 0  # layers that differ can be computed one after the other

@@ -230,11 +230,17 @@ def _rotation_of(
     args = tuple(given[2:])
     if (
         len(given) < 2
-        or not all(map(is_same_tensor, given, (hidden, position_ids)))
+        or not is_same_tensor(given[0], hidden)
+        or not _has_numbers_of(given[1], position_ids)
         or not all(isinstance(arg, str) for arg in args)
     ):
         return None
     return Rotation(made[0].module, args)
+
+
+def _has_numbers_of(given: Any, position_ids: torch.Tensor) -> bool:
+    """Whether a module got the position ids, for which some models make more axes."""
+    return isinstance(given, torch.Tensor) and given.shape[-2:] == position_ids.shape[-2:] and bool((given == position_ids).all())
 
 
 def _computes_the_same(

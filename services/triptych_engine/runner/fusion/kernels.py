@@ -60,6 +60,8 @@ class AttentionParts:
     """The attention of a decoder layer.
 
     Attributes:
+        has_gate: whether the attention's output is multiplied by the sigmoid of a gate, [num_q_heads, head_dim]. The input product
+            has each head's behind its query.
         qk_norms: weights [head_dim] fp32 of queries' and keys' norms, and their epsilon; None for none.
         options: options of the attention backend's `forward`.
     """
@@ -68,22 +70,43 @@ class AttentionParts:
     cache_shape: LayerShape
     qk_norms: tuple[torch.Tensor, torch.Tensor, float] | None
     options: dict[str, Any]
+    has_gate: bool
 
 
 @dataclass(frozen=True)
-class ConvParts:
-    """A short convolution between two gates, in the place of an attention.
+class DeltaRuleParts:
+    """A gated delta rule and its norm.
+
+    Attributes:
+        decay_rates, decay_bias: [num_heads] fp32.
+        norm: of each head's output, [value_dim].
+    """
+
+    decay_rates: torch.Tensor
+    decay_bias: torch.Tensor
+    norm: Norm
+    num_key_heads: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class RecurrentParts:
+    """What is recurrent in the place of an attention: a short convolution, between two gates or before a gated delta rule.
 
     Attributes:
         layers: keep its states.
         number: of the module among those with states.
-        weight, bias: [channels, width + 1], and [channels] or None.
+        weight, bias: of the convolution, [channels, width + 1], and [channels] or None.
+        delta_rule: None if the convolution is between two gates.
     """
 
     layers: RecurrentLayers
     number: int
     weight: torch.Tensor
     bias: torch.Tensor | None
+    delta_rule: DeltaRuleParts | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +118,7 @@ class LayerParts:
         norms: before the attention and before the MLP.
         post_norms: of what attention and MLP return, before it is added to the residual stream; None for none.
         mixer: an attention, or what is in its place.
-        products: input product of the mixer (q/k/v concatenated), its output; of a gated MLP also gate and up concatenated, down.
+        products: input product of the mixer (such as q/k/v concatenated), output; of a gated MLP also gate and up, down.
         activation: of a gated MLP, one of `FusedKernels.activations`.
         moe: the mixture of experts that a layer has in place of a gated MLP.
         ranks: address of what adds up the outputs of the second and the fourth product, of ranks that have shares of the layer;
@@ -105,7 +128,7 @@ class LayerParts:
     index: int
     norms: tuple[Norm, Norm]
     post_norms: tuple[Norm, Norm] | None
-    mixer: AttentionParts | ConvParts
+    mixer: AttentionParts | RecurrentParts
     products: tuple[PackedLinear, ...]
     activation: str
     moe: FusedMoE | None

@@ -80,14 +80,14 @@ class FusedDecoderLayer(nn.Module):
         return x.add_(post_norms[1](added) if post_norms else added)[None]
 
     def linears(self) -> list[tuple[int, PackedLinear, dict[str, int]]]:
-        """Its products but those of experts: the number of the first linear layer of each, in the order q, k, v, output, gate, up,
-        down (a convolution has one in the place of the first three); name and number of outputs of each of its layers."""
+        """Its products but those of experts: the number of the first linear layer of each, where the input product has up to four
+        (q, k, v), then output, gate, up, down; and name and number of outputs of each of its layers."""
         names, out_names = self._mixer.linears
-        linears = [(0, self._in, names), (3, self._out, out_names)]
+        linears = [(0, self._in, names), (4, self._out, out_names)]
         if isinstance(self._mlp, GatedMLP):
             inner, product = self._mlp.down.in_features, self._mlp.down
             gate, up, down = (f"{self._mlp_name}.{name}" for name in self._mlp.names)
-            linears += [(4, self._mlp.gate_up, {gate: inner, up: inner}), (6, product, {down: product.out_features})]
+            linears += [(5, self._mlp.gate_up, {gate: inner, up: inner}), (7, product, {down: product.out_features})]
         return linears
 
     @property

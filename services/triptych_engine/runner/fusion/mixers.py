@@ -1,20 +1,23 @@
-"""The part of a decoder layer in which tokens read others, between its input product and its output product: an attention, or a
-short convolution between two gates (LFM2)."""
+"""The part of a decoder layer in which tokens read others, between its input product and its output product: an attention, with a
+gate or without; a short convolution between two gates (LFM2); or a gated delta rule behind a convolution (Qwen3.5)."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from triptych_engine.runner.attention.paged import LayerShape, current_backend
 from triptych_engine.runner.fusion.calls import AttentionCall, ModuleCall
-from triptych_engine.runner.fusion.kernels import AttentionParts, ConvParts, FusedKernels, PackedLinear
-from triptych_engine.runner.fusion.modules import FusedRMSNorm, LinearPart
+from triptych_engine.runner.fusion.kernels import AttentionParts, DeltaRuleParts, FusedKernels, Norm, PackedLinear, RecurrentParts
+from triptych_engine.runner.fusion.modules import FusedGatedRMSNorm, FusedRMSNorm, LinearPart
 from triptych_engine.runner.fusion.recognition import LayerNames, consists_of
 from triptych_engine.runner.fusion.rotary import CosSin
+from triptych_engine.runner.recurrent.ops import Recurrence
 
 
 class Mixer(ABC):
@@ -29,7 +32,7 @@ class Mixer(ABC):
     """
 
     index: int
-    parts: AttentionParts | ConvParts
+    parts: AttentionParts | RecurrentParts
     products: tuple[PackedLinear, PackedLinear]
     linears: tuple[dict[str, int], dict[str, int]]
     dtype: torch.dtype
@@ -40,9 +43,9 @@ class Mixer(ABC):
 
 
 class AttentionMixer(Mixer):
-    """call: what the layer passes to its attention, for the shapes and the options."""
+    """call: what the layer passes to its attention, for the shapes and the options; has_gate: see AttentionParts."""
 
-    def __init__(self, attention: Any, names: LayerNames, call: AttentionCall, kernels: FusedKernels) -> None:
+    def __init__(self, attention: Any, names: LayerNames, call: AttentionCall, kernels: FusedKernels, *, has_gate: bool) -> None:
         num_q_heads, head_dim = call.query.shape[1:]
         num_kv_heads, v_head_dim = call.value.shape[1:]
         qk_norms = None
@@ -50,62 +53,146 @@ class AttentionMixer(Mixer):
             q_norm, k_norm = (getattr(attention, name) for name in names.qk_norms)
             qk_norms = (q_norm.scale, k_norm.scale, q_norm.eps)
         self.index, self.dtype, self._kernels = call.layer, call.value.dtype, kernels
-        self.parts: AttentionParts = AttentionParts(
-            num_q_heads, LayerShape(num_kv_heads, head_dim, v_head_dim), qk_norms, call.options
-        )
+        shape = LayerShape(num_kv_heads, head_dim, v_head_dim)
+        self.parts: AttentionParts = AttentionParts(num_q_heads, shape, qk_norms, call.options, has_gate)
         out = getattr(attention, names.output)
         self.products = attention.q_proj.product, out
-        sizes = num_q_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * v_head_dim
+        sizes = (1 + has_gate) * num_q_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * v_head_dim
         qkv = dict(zip(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), sizes, strict=True))
         self.linears = qkv, {f"self_attn.{names.output}": out.out_features}
 
     def mix(self, states: torch.Tensor, rotation: CosSin) -> torch.Tensor:
         num_q_heads, shape = self.parts.num_q_heads, self.parts.cache_shape
+        gate = None
+        if self.parts.has_gate:
+            query, others = states.split([2 * num_q_heads * shape.head_dim, states.shape[1] - 2 * num_q_heads * shape.head_dim], 1)
+            query, gate = query.view(-1, num_q_heads, 2, shape.head_dim).unbind(2)
+            states = torch.cat([query.flatten(1), others], 1)
         sizes = num_q_heads, shape.num_kv_heads, shape.head_dim
         qk = self._kernels.qk_norm_rope(states, *rotation, *sizes, self.parts.qk_norms)
         value = states[:, (num_q_heads + shape.num_kv_heads) * shape.head_dim :].view(-1, shape.num_kv_heads, shape.v_head_dim)
         query, key = qk[:, :num_q_heads], qk[:, num_q_heads:]
-        return current_backend().forward(self.index, query, key, value, **self.parts.options).flatten(1)
+        attended = current_backend().forward(self.index, query, key, value, **self.parts.options)
+        return (attended if gate is None else attended * gate.sigmoid()).flatten(1)
 
 
-class ConvMixer(Mixer):
-    """conv: a module to which recurrent layers are attached."""
+class RecurrentMixer(Mixer):
+    """What has a state, from a module to which recurrent layers are attached."""
+
+    def __init__(self, module: Any, conv: nn.Conv1d, delta_rule: DeltaRuleParts | None = None) -> None:
+        layers, number = module.recurrent
+        weight, bias = conv.weight.data.squeeze(1), None if conv.bias is None else conv.bias.data
+        self.index, self.dtype = layers.layer_of[number], weight.dtype
+        self.parts: RecurrentParts = RecurrentParts(layers, number, weight, bias, delta_rule)
+
+
+class ConvMixer(RecurrentMixer):
+    """A convolution between two gates."""
 
     def __init__(self, conv: Any) -> None:
-        layers, number = conv.recurrent
-        weight, bias = conv.conv.weight.data.squeeze(1), None if conv.conv.bias is None else conv.conv.bias.data
-        self.index, self.dtype = layers.layer_of[number], weight.dtype
-        self.parts: ConvParts = ConvParts(layers, number, weight, bias)
+        super().__init__(conv, conv.conv)
         self.products = conv.in_proj, conv.out_proj
         self.linears = {"conv.in_proj": conv.in_proj.out_features}, {"conv.out_proj": conv.out_proj.out_features}
 
     def mix(self, states: torch.Tensor, rotation: CosSin) -> torch.Tensor:
-        return self.parts.layers.gated_conv(self.parts.number, states, self.parts.weight, self.parts.bias)
+        parts = self.parts
+        return parts.layers.convolve(parts.number, states, parts.weight, parts.bias, is_gated=True)
+
+
+class DeltaRuleMixer(RecurrentMixer):
+    """A gated delta rule. Its input product has queries, keys, values, gates, and what beta and decay are made of."""
+
+    def __init__(self, module: Any, norm: FusedGatedRMSNorm) -> None:
+        num_heads, value_dim = len(module.A_log), len(norm.scale)
+        rates, bias = -module.A_log.data.float().exp(), module.dt_bias.data.float().contiguous()
+        own = Norm(norm.scale, norm.eps)
+        rule = DeltaRuleParts(rates, bias, own, module.num_k_heads, num_heads, module.head_k_dim, value_dim)
+        super().__init__(module, module.conv1d, rule)
+        self.products, self._norm = (module.in_proj_qkv.product, module.out_proj), norm
+        keys, values = module.num_k_heads * module.head_k_dim, num_heads * value_dim
+        self._sizes = [2 * keys + values, values, num_heads, num_heads]
+        self._qkv_sizes = [keys, keys, values]
+        self.linears = (
+            {f"linear_attn.{name}": size for name, size in zip(_DELTA_RULE_INPUTS, self._sizes, strict=True)},
+            {"linear_attn.out_proj": module.out_proj.out_features},
+        )
+
+    def mix(self, states: torch.Tensor, rotation: CosSin) -> torch.Tensor:
+        parts, rule = self.parts, cast(DeltaRuleParts, self.parts.delta_rule)
+        qkv, gate, beta, decay = states.split(self._sizes, 1)
+        qkv = parts.layers.convolve(parts.number, qkv, parts.weight, parts.bias, silu=True)
+        query, key, value = qkv.split(self._qkv_sizes, 1)
+        inputs = Recurrence(
+            query=query.unflatten(1, (-1, rule.key_dim)),
+            key=key.unflatten(1, (-1, rule.key_dim)),
+            value=value.unflatten(1, (-1, rule.value_dim)),
+            decay=(rule.decay_rates * functional.softplus(decay.float() + rule.decay_bias)).exp(),
+            beta=beta.sigmoid().float(),
+            has_delta_rule=True,
+            normalizes=True,
+            scale=rule.key_dim**-0.5,
+        )
+        out = parts.layers.recur(parts.number, inputs)
+        return self._norm(out, gate.unflatten(1, (-1, rule.value_dim)).contiguous()).flatten(1)
 
 
 def mixer_name(layer: nn.Module, names: LayerNames) -> str | None:
     """The name of the layer's mixer, if it has one of these kinds, and its parts are replaced."""
-    conv: Any = getattr(layer, "conv", None)
-    if hasattr(conv, "recurrent"):
-        known = consists_of(conv, {"in_proj": PackedLinear, "conv": nn.Conv1d, "out_proj": PackedLinear})
-        return "conv" if known and conv.in_proj.out_features == 3 * conv.conv.in_channels == 3 * conv.conv.groups else None
-    attention: Any = getattr(layer, "self_attn", None)
+    parts = {name: getattr(layer, name, None) for name in _KINDS}
+    return next((name for name, part in parts.items() if part is not None and _KINDS[name](part, names)), None)
+
+
+def _is_attention(attention: Any, names: LayerNames) -> bool:
     parts: dict[str, Any] = {"q_proj": LinearPart, "k_proj": LinearPart, "v_proj": LinearPart, names.output: PackedLinear}
     if hasattr(attention, names.qk_norms[0]):
         parts |= dict.fromkeys(names.qk_norms, FusedRMSNorm)
-    return "self_attn" if attention is not None and consists_of(attention, parts) else None
+    return consists_of(attention, parts)
+
+
+def _is_conv(conv: Any, names: LayerNames) -> bool:
+    if not consists_of(conv, {"in_proj": PackedLinear, "conv": nn.Conv1d, "out_proj": PackedLinear}) or not hasattr(
+        conv, "recurrent"
+    ):
+        return False
+    return bool(conv.in_proj.out_features == 3 * conv.conv.in_channels == 3 * conv.conv.groups)
+
+
+def _is_delta_rule(module: Any, names: LayerNames) -> bool:
+    parts = dict.fromkeys(_DELTA_RULE_INPUTS, LinearPart)
+    if not consists_of(module, {**parts, "conv1d": nn.Conv1d, "norm": FusedGatedRMSNorm, "out_proj": PackedLinear}):
+        return False
+    own = ("recurrent", "A_log", "dt_bias", "num_k_heads", "head_k_dim")
+    if not all(hasattr(module, name) for name in own) or module.A_log.shape != module.dt_bias.shape or module.A_log.ndim != 1:
+        return False
+    keys, values, num_heads = module.num_k_heads * module.head_k_dim, len(module.A_log) * len(module.norm.scale), len(module.A_log)
+    sizes = [getattr(module, name).outputs[1] for name in _DELTA_RULE_INPUTS]
+    return sizes == [2 * keys + values, values, num_heads, num_heads] and module.conv1d.groups == sizes[0]
+
+
+#: Linear layers of the input product of a gated delta rule, in this order.
+_DELTA_RULE_INPUTS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+#: The name of a mixer in its layer -> whether it is of its kind.
+_KINDS: dict[str, Callable[[Any, LayerNames], bool]] = {
+    "self_attn": _is_attention,
+    "conv": _is_conv,
+    "linear_attn": _is_delta_rule,
+}
 
 
 def mixer_of(call: ModuleCall, names: LayerNames, kernels: FusedKernels) -> Mixer | None:
     """The mixer of a layer for which `mixer_name` has found one, from a call; None if it computes more."""
     layer: Any = call.module
-    if mixer_name(layer, names) == "conv":
-        return None if call.attention else ConvMixer(layer.conv)
+    name = mixer_name(layer, names)
+    if name != "self_attn":
+        if call.attention:
+            return None
+        return ConvMixer(layer.conv) if name == "conv" else DeltaRuleMixer(layer.linear_attn, layer.linear_attn.norm)
     if len(call.attention) != 1:
         return None
     (attention,) = call.attention
     if attention.key.shape[1:] != (attention.value.shape[1], attention.query.shape[2]):
         return None
-    if layer.self_attn.q_proj.outputs[1] != attention.query.shape[1:].numel():  # a gate, too
+    num_gates, rest = divmod(layer.self_attn.q_proj.outputs[1], attention.query.shape[1:].numel())
+    if rest or num_gates not in (1, 2) or (num_gates == 2 and attention.value.shape[2] != attention.query.shape[2]):
         return None
-    return AttentionMixer(layer.self_attn, names, attention, kernels)
+    return AttentionMixer(layer.self_attn, names, attention, kernels, has_gate=num_gates == 2)

@@ -11,8 +11,8 @@ from torch import nn
 from triptych_engine.runner.fusion.layer import FusedDecoderLayer
 from triptych_engine.runner.fusion.modules import GatedMLP, LinearPart
 
-#: Linear layers that the kernel of a decoder layer computes: q, k, v, output, gate, up, down (csrc/lora.h).
-NUM_KERNEL_UPDATES = 7
+#: Linear layers that the kernel of a decoder layer computes: up to four of the input product, output, gate, up, down (csrc/lora.h).
+NUM_KERNEL_UPDATES = 8
 
 
 @dataclass(frozen=True)

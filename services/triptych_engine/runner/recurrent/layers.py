@@ -95,18 +95,15 @@ class RecurrentLayers:
         if x.stride(1) != 1:
             x = x.contiguous()
         silu = activation in ("silu", "swish")
-        out = self._convolve(module, x, weight, bias, silu=silu)
+        out = self.convolve(module, x, weight, bias, silu=silu)
         if activation is not None and not silu:
             out = ACT2FN[activation](out)
         return out.T[None]
 
-    def gated_conv(self, module: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """A convolution between gates: x [num_tokens, 3 * channels], see `RecurrentOps.conv`; returns [num_tokens, channels]."""
-        return self._convolve(module, x, weight, bias, is_gated=True)
-
-    def _convolve(
+    def convolve(
         self, module: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, **options: bool
     ) -> torch.Tensor:
+        """The convolution of a module. Arguments like those of `RecurrentOps.conv`."""
         step, state = self.conv_state(module, len(x), weight)
         return self.ops.conv(x, weight, bias, state=state, step=step, **options)
 
@@ -145,7 +142,7 @@ class RecurrentLayers:
             normalizes=use_qk_l2norm_in_kernel,
             scale=key.shape[-1] ** -0.5,
         )
-        return self._recur(module, inputs)[None], None
+        return self.recur(module, inputs)[None], None
 
     def scan(
         self,
@@ -169,18 +166,22 @@ class RecurrentLayers:
         dt = dt[0].clamp(*dt_limit).float()
         skip = None if D is None else D.float()
         inputs = Recurrence(query=C[0], key=B[0], value=hidden_states[0], decay=(dt * A.float()).exp(), beta=dt, skip=skip)
-        return self._recur(module, inputs)[None]
+        return self.recur(module, inputs)[None]
 
-    def _recur(self, module: int, inputs: Recurrence) -> torch.Tensor:
-        if self._step is not None:
-            step, state = self._step, self._matrix[module]
-        else:
-            num_tokens, num_heads, value_dim = inputs.value.shape
-            key_dim = inputs.key.shape[-1]
-            self._note(module, num_heads=num_heads, key_dim=key_dim, value_dim=value_dim)
-            step = RecurrentStep.alone(num_tokens)
-            state = inputs.value.new_zeros(1, num_heads, key_dim, value_dim, dtype=torch.float32)
+    def recur(self, module: int, inputs: Recurrence) -> torch.Tensor:
+        """The recurrence of a module, like `RecurrentOps.recur`."""
+        num_heads, value_dim = inputs.value.shape[1:]
+        step, state = self.matrix_state(module, len(inputs.value), num_heads, inputs.key.shape[-1], value_dim, inputs.value.device)
         return self.ops.recur(inputs, state, step)
+
+    def matrix_state(
+        self, module: int, num_tokens: int, num_heads: int, key_dim: int, value_dim: int, device: torch.device
+    ) -> tuple[RecurrentStep, torch.Tensor]:
+        """What is computed of a module's recurrence, and its states, [num_slots, num_heads, key_dim, value_dim] fp32."""
+        if self._step is not None:
+            return self._step, self._matrix[module]
+        self._note(module, num_heads=num_heads, key_dim=key_dim, value_dim=value_dim)
+        return RecurrentStep.alone(num_tokens), torch.zeros(1, num_heads, key_dim, value_dim, device=device)
 
     def _note(self, module: int, **sizes: int) -> None:
         known = self.shapes.get(module, StateShape())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.builders.engine import a_request, a_scheduler, a_tiny_llama_config, save_random_model
-from transformers import Lfm2Config, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import Lfm2Config, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3_5TextConfig, Qwen3Config
 from triptych_engine.runner import builder
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
@@ -34,6 +34,15 @@ CONFIGS = [
     MistralConfig(**_SHAPE, sliding_window=7),
     # A convolution in the place of the first attention.
     Lfm2Config(**(_SHAPE | {"hidden_size": 64}), layer_types=["conv", "full_attention"], conv_bias=True, conv_L_cache=4),
+    # A gated delta rule, and an attention whose output has a gate.
+    Qwen3_5TextConfig(
+        **_SHAPE,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=6,
+        linear_key_head_dim=16,
+        linear_value_head_dim=48,
+    ),
 ]
 
 

@@ -64,7 +64,7 @@ def test_the_logits_are_pefts_row_by_row(name: str, weights: torch.dtype, attent
             torch.testing.assert_close(got, expected[one], atol=1e-4, rtol=1e-4)
     layers = [module for module in runner._model.model.modules() if isinstance(module, FusedDecoderLayer)]
     has_kernels = bool(layers) and all(layer.kernel is not None for layer in layers)
-    assert has_kernels == (name in ("llama", "qwen3", "lfm2") and weights == torch.bfloat16 and attention == "auto")
+    assert has_kernels == (name in ("llama", "qwen3", "lfm2", "qwen3_5") and weights == torch.bfloat16 and attention == "auto")
 
 
 def test_layers_behind_the_wanted_tokens_are_no_layers_of_tokens(tmp_path: Path):

@@ -1,103 +1,16 @@
 // Decoder layers of the common kind, one or several consecutive ones, in one call and one parallel region; also with embedding and output
-// head. A layer has an attention, or a short convolution between two gates in its place (LFM2). With few rows, a layer computes for about a hundred microseconds, and ten calls from Python take as long. Activations are fp32,
-// weights have any format (see linear.h), and the cache may be bf16 or int8.
+// head. A layer has an attention, or what is recurrent in its place. With few rows, a layer computes for about a hundred microseconds, and
+// ten calls from Python take as long. Activations are fp32, weights have any format (see linear.h), and the cache may be bf16 or int8.
 
+#include "decoder_args.h"
 #include "elementwise.h"
-#include "linear/linear_quant.h"
-#include "lora.h"
-#include "attention/paged_attention.h"
-#include "ranks.h"
-#include "short_conv.h"
+#include "mixers.h"
 #include "stage_clock.h"
 #include "team.h"
 
 using namespace triptych;
 
-extern "C" {
-
-// Arguments that are the same in all steps.
-struct DecoderLayerArgs {
-  const float* norm;      // [hidden]
-  const float* mlp_norm;  // [hidden]
-  const float* q_norm;    // [head_dim], or null
-  const float* k_norm;    // [head_dim], or null
-  PackedWeight in;        // hidden -> (num_q_heads + num_kv_heads) * head_dim + num_kv_heads * v_head_dim, or 3 * channels
-  PackedWeight out;       // num_q_heads * v_head_dim, or channels -> hidden
-  PackedWeight gate_up;   // hidden -> 2 * intermediate
-  PackedWeight down;      // intermediate -> hidden
-  const float* sinks;     // [num_q_heads], or null
-  const float* conv_weight;  // see ConvArgs; null in a layer with an attention
-  const float* conv_bias;    // or null
-  Ranks* ranks;           // whose shares of the layer are added up, or null
-  int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim, window;  // 0 in a layer with a convolution
-  int32_t conv_width;
-  int32_t index;          // of the layer in the model
-  float norm_eps, mlp_norm_eps, qk_norm_eps, scaling, softcap;
-};
-
-// What comes before and after the layers, the same in all steps.
-struct DecoderEndsArgs {
-  const void* embedding;   // [vocab, hidden], fp32 or bf16, or a table of quantised panels (quant_layout.h); or null
-  const float* norm;       // [hidden]
-  PackedWeight head;       // hidden -> vocab, in the layers' format
-  float embedding_scale, norm_eps;
-  int32_t embedding_bits;  // of a number: 32, 16, or 0 if quantised
-  int32_t rounds;          // whether the norm's result is rounded to bf16
-};
-
-// Arguments of one step.
-struct DecoderStepArgs {
-  const PagedAttentionArgs* attention;  // metadata of the step; fields that depend on the layer are not read
-  const DecoderLayerArgs* const* layers;  // [num_layers]
-  void* const* k_caches;                  // [num_layers], null for layers with a convolution
-  void* const* v_caches;
-  float* const* conv_states;              // [num_layers], null for layers with an attention; or null if all have one
-  const RecurrentSegments* segments;      // of the convolutions, or null
-  const float* x;             // [rows, hidden], input of the first layer; not read if token_ids are given
-  float* out;                 // [rows, hidden], output of the last layer; not the same memory as x
-  const float* cos;           // [rows, rotary_dim]; with positions, those of all positions
-  const float* sin;           // the same
-  const int64_t* token_ids;   // [rows], or null
-  const int64_t* positions;   // [rows], or null
-  const DecoderEndsArgs* ends;  // with it, logits are computed; else null
-  const int64_t* wanted;      // [num_wanted], rows whose logits are computed
-  float* logits;              // [num_wanted, vocab]
-  float* workspace;   // rows, rounded up to a multiple of 16, * the format's triptych_decoder_layers_workspace
-  int64_t* stage_ns;  // [kStages], see stage_clock.h: time is added; or null
-  const int32_t* lora_slots;                // see LoraStep
-  const LoraUpdate* const* lora_adapters;
-  int64_t num_layers, rotary_dim, num_wanted;  // at most as many are wanted as there are rows
-  int32_t cache_bits;  // of a number of the cache: 32 (float32), 16 (bfloat16), 8 (int8)
-};
-}
-
 namespace {
-
-// The intermediate results between x and out of any of the layers, [rows, ...] each. They are at the same place in all layers: a thread may
-// begin a layer while others still read what they have of the one before.
-template <class Format>
-struct Workspace {
-  float *normed, *in, *qk, *mixed, *added, *gate_up, *gated;
-  float* prepared;  // the input of the current product, in the format's form; last, because products may read beyond its rows
-  int64_t per_row = 0;
-
-  Workspace(const DecoderLayerArgs* const* layers, int64_t num_layers, float* memory, int64_t rows) {
-    int64_t sizes[8] = {};
-    for (int64_t i = 0; i < num_layers; i++) {
-      const DecoderLayerArgs& l = *layers[i];
-      const int64_t widest = std::max({l.in.in_features, l.out.in_features, l.gate_up.in_features, l.down.in_features});
-      const int64_t own[8] = {l.in.in_features,   l.in.out_features,      (l.num_q_heads + l.num_kv_heads) * (int64_t)l.head_dim,
-                              l.out.in_features,  l.out.out_features,     l.gate_up.out_features,
-                              l.down.in_features, Format::num_prepared_words(widest)};
-      for (int j = 0; j < 8; j++) sizes[j] = std::max(sizes[j], own[j]);
-    }
-    float** parts[] = {&normed, &in, &qk, &mixed, &added, &gate_up, &gated, &prepared};
-    for (int j = 0; j < 8; j++) {
-      *parts[j] = memory + rows * per_row;
-      per_row += sizes[j];
-    }
-  }
-};
 
 // A product's input. Each row is written and then prepared by the same thread; after that the product is computed.
 template <class Format>
@@ -110,30 +23,6 @@ struct Input {
   void written(int64_t r, int64_t rows) const { Format::prepare_row(row(r), size, prepared + r * Format::num_prepared_words(size), rows); }
   void multiply(const PackedWeight& w, float* out, int64_t rows) const { Format::linear_shared(x, size, prepared, w, out, rows); }
 };
-
-template <class Format>
-PagedAttentionArgs attention_of(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace<Format>& w) {
-  PagedAttentionArgs a = *s.attention;
-  const int64_t num_heads = l.num_q_heads + l.num_kv_heads, keys = l.num_q_heads * (int64_t)l.head_dim;
-  a.q = w.qk, a.k = w.qk + keys, a.v = w.in + num_heads * l.head_dim, a.out = w.mixed;
-  a.k_cache = s.k_caches[layer], a.v_cache = s.v_caches[layer], a.sinks = l.sinks;
-  a.q_stride_t = a.k_stride_t = num_heads * l.head_dim, a.v_stride_t = l.in.out_features;
-  a.q_stride_h = a.k_stride_h = l.head_dim, a.v_stride_h = l.v_head_dim;
-  a.num_q_heads = l.num_q_heads, a.num_kv_heads = l.num_kv_heads, a.head_dim = l.head_dim, a.v_head_dim = l.v_head_dim;
-  if (l.window && a.window_slots) a.slots = a.window_slots, a.block_table = a.window_block_table;
-  if (!l.window && a.full_key_end) a.key_end = a.full_key_end;
-  a.window = l.window, a.scaling = l.scaling, a.softcap = l.softcap;
-  return a;
-}
-
-template <class Format>
-void rotate_token(const DecoderLayerArgs& l, const DecoderStepArgs& s, const Workspace<Format>& w, int64_t t) {
-  const int64_t num_heads = l.num_q_heads + l.num_kv_heads, angle = (s.positions ? s.positions[t] : t) * s.rotary_dim;
-  for (int64_t h = 0; h < num_heads; h++) {
-    rope_head(w.in + t * l.in.out_features + h * l.head_dim, h < l.num_q_heads ? l.q_norm : l.k_norm, s.cos + angle, s.sin + angle,
-              w.qk + (t * num_heads + h) * l.head_dim, l.head_dim, s.rotary_dim, l.qk_norm_eps);
-  }
-}
 
 // A product's result, before the thread goes over its own rows: the updates of their adapters are added.
 struct Adapted {
@@ -149,30 +38,6 @@ struct Adapted {
 
 void add_row(float* to, const float* added, int64_t size) {
   for (int64_t i = 0; i < size; i++) to[i] += added[i];
-}
-
-// The attention of a layer: w.in -> w.mixed. There is a barrier at the end.
-template <class Format, class Cache>
-void attend(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace<Format>& w, Team& team, StageClock& clock) {
-  const PagedAttentionArgs a = attention_of(l, s, layer, w);
-  Team::for_rows(s.attention->num_tokens, [&](int64_t r) {
-    rotate_token(l, s, w, r);
-    write_token<float, float, Cache>(a, int(r));
-  });
-  team.wait();
-  clock.mark(kOtherStage);
-  attend_shared<FastestProducts<Cache, Format::kRounds>, float, float>(a);
-  team.wait();
-  clock.mark(kAttentionStage);
-}
-
-// The gated convolution of a layer in the place of the attention: w.in -> w.mixed. There is a barrier at the end.
-void convolve(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const float* in, float* mixed, Team& team, StageClock& clock) {
-  if (s.lora_slots) team.wait();  // a thread reads the rows of others, to which these have added updates
-  conv_shared<float>({*s.segments, in, l.conv_weight, l.conv_bias, s.conv_states[layer], mixed, l.in.out_features, l.out.in_features,
-                      l.conv_width, false, true});
-  team.wait();
-  clock.mark(kOtherStage);
 }
 
 // One layer, computed by all threads of a parallel region. x may be s.out.
@@ -194,9 +59,14 @@ void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, cons
   normed.multiply(l.in, w.in, rows);
   team.wait();
   clock.mark(kLinearStage);
-  adapted.add(0, 3, w.normed, l.in, w.in);
-  if (l.conv_weight) convolve(l, s, layer, w.in, w.mixed, team, clock);
-  else attend<Format, Cache>(l, s, layer, w, team, clock);
+  adapted.add(0, 4, w.normed, l.in, w.in);
+  if (!l.recurrent) {
+    attend<Format, Cache>(l, s, layer, w, team, clock);
+  } else {
+    if (s.lora_slots) team.wait();  // a thread reads the rows of others, to which these have added updates
+    if (l.recurrent->decay_rates) recur_by_delta_rule(l, s, layer, w, team);
+    else convolve(l, s, layer, w, team);
+  }
   if (Format::num_prepared_words(1) > 0) {  // several threads write a row, so it is prepared after all have written
     Team::for_rows(rows, [&](int64_t r) { mixed.written(r, rows); });
     team.wait();
@@ -206,7 +76,7 @@ void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, cons
   team.wait();
   exchange.sum(w.added, rows * hidden);
   clock.mark(kLinearStage);
-  adapted.add(3, 1, w.mixed, l.out, w.added);
+  adapted.add(4, 1, w.mixed, l.out, w.added);
   Team::for_rows(rows, [&](int64_t r) {
     add_norm_row(x + r * hidden, w.added + r * hidden, l.mlp_norm, s.out + r * hidden, normed.row(r), hidden, l.mlp_norm_eps);
     normed.written(r, rows);
@@ -222,7 +92,7 @@ void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, cons
     normed.multiply(l.gate_up, w.gate_up, rows);
     team.wait();
     clock.mark(kLinearStage);
-    adapted.add(4, 2, w.normed, l.gate_up, w.gate_up);
+    adapted.add(5, 2, w.normed, l.gate_up, w.gate_up);
     Team::for_rows(rows, [&](int64_t r) {
       silu_mul_row(w.gate_up + 2 * r * inner, w.gate_up + (2 * r + 1) * inner, gated.row(r), inner);
       gated.written(r, rows);
@@ -234,7 +104,7 @@ void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, cons
   team.wait();
   exchange.sum(w.added, rows * hidden);
   clock.mark(kLinearStage);
-  adapted.add(6, 1, w.gated, l.down, w.added);
+  adapted.add(7, 1, w.gated, l.down, w.added);
   // No barrier: the next layer begins with the same rows in the same threads.
   Team::for_rows(rows, [&](int64_t r) { add_row(s.out + r * hidden, w.added + r * hidden, hidden); });
   clock.mark(kOtherStage);
@@ -300,6 +170,7 @@ extern "C" {
 int64_t triptych_decoder_layer_args_size() { return sizeof(DecoderLayerArgs); }
 int64_t triptych_decoder_ends_args_size() { return sizeof(DecoderEndsArgs); }
 int64_t triptych_decoder_step_args_size() { return sizeof(DecoderStepArgs); }
+int64_t triptych_recurrent_layer_args_size() { return sizeof(RecurrentLayerArgs); }
 int64_t triptych_lora_update_size() { return sizeof(LoraUpdate); }
 
 // Computes layers; and the number of 32-bit words of workspace that they need per row. name: format of all of their weights.

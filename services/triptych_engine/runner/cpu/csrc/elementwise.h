@@ -77,4 +77,11 @@ template <class In, class Out>
   for (; i < size; i++) convert(silu(splat(to_float(gate[i])))[0] * to_float(up[i]), out[i]);
 }
 
+// x = x * sigmoid(gate).
+inline void sigmoid_mul_row(const float* gate, float* x, int64_t size) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(x + i, load(x + i) * sigmoid(load(gate + i)));
+  for (; i < size; i++) x[i] *= sigmoid(splat(gate[i]))[0];
+}
+
 }  // namespace triptych

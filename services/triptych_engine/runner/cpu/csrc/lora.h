@@ -8,7 +8,7 @@ namespace triptych {
 
 constexpr int kLoraPanel = 32;        // outputs that B keeps together
 constexpr int kMaxLoraRank = 512;     // the product A x is kept on the stack
-constexpr int kUpdatesPerLayer = 7;   // q, k, v, output, gate, up, down
+constexpr int kUpdatesPerLayer = 8;   // up to four of the input product (q, k, v), output, gate, up, down
 constexpr int kLoraRows = 4;          // computed at once: each number of A and B is loaded once for all of them
 
 }  // namespace triptych

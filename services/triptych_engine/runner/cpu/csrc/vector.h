@@ -150,6 +150,11 @@ inline V tanh_of(V x) {  // through e^(-2|x|), which never overflows
   return x < 0.0f ? -t : t;
 }
 template <class V>
+[[gnu::always_inline]] inline V sigmoid(V x) {  // through e^(-|x|), which never overflows
+  V e = exp_nonpositive(x < 0.0f ? x : -x);
+  return (x < 0.0f ? e : splat<V>(1.0f)) / (1.0f + e);
+}
+template <class V>
 [[gnu::always_inline]] inline V silu(V x) {  // x * sigmoid(x), through e^(-|x|), which never overflows
   V e = exp_nonpositive(x < 0.0f ? x : -x);
   return x * (x < 0.0f ? e : splat<V>(1.0f)) / (1.0f + e);
