@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from support.builders.quantized import random_rows
+from support.cpu_levels import LEVELS
 from support.drivers.attention import metadata
-from triptych_common.host.cpu import isas_of_this_cpu
 from triptych_engine.runner.attention.paged import LayerShape
 from triptych_engine.runner.cpu.attention import CpuAttention
 from triptych_engine.runner.cpu.kernels import LINEAR_METHODS, CpuKernels
@@ -18,7 +18,7 @@ from triptych_engine.runner.quantization.formats import FORMATS, QuantFormat
 
 KernelsOf = Callable[..., CpuKernels]
 #: Instruction sets of this CPU, and emulated ones; see the fixtures.
-VARIANTS = [*isas_of_this_cpu(), *LINEAR_METHODS]
+VARIANTS = [*LEVELS, *LINEAR_METHODS]
 ROWS = (1, 2, 3, 4, 5, 11, 12, 13, 31, 47, 48, 64, 96, 97)
 BLOCK_SIZE = 16
 NUM_TOKENS = 420
@@ -43,7 +43,7 @@ def test_a_product_of_a_row(variant: CpuKernels, name: str, out_features: int, i
             assert torch.equal(multiply(x[first : first + rows], packed, bias, out_features), whole[first : first + rows])
 
 
-@pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_a_product_of_a_row_with_quantised_weights(isa: str, form: QuantFormat, kernels_for: KernelsOf):
     kernels, x = kernels_for(isa).quant, torch.randn(150, 577, generator=torch.Generator().manual_seed(0))

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builders.quantized import LARGEST_FLOAT, random_rows
+from support.cpu_levels import LEVELS
 from triptych_common.host.cpu import isas_of_this_cpu
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.cpu.quant_kernels import PackedQuant
@@ -138,7 +139,7 @@ def test_the_numbers_of_the_reference(
     assert torch.equal(linear(kernels, x, weight, added), reference(x, weight, added))
 
 
-@pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("shape", [(1, 576, 96), (13, 1536, 40), (70, 300, 33)])
 @formats
 def test_each_instruction_set_gives_the_same_bits(form: QuantFormat, isa: str, shape: tuple[int, int, int], kernels_for: KernelsOf):
@@ -146,7 +147,7 @@ def test_each_instruction_set_gives_the_same_bits(form: QuantFormat, isa: str, s
     assert torch.equal(linear(kernels_for(isa), x, weight, bias), reference(x, weight, bias))
 
 
-@pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 @formats
 def test_the_largest_sums_do_not_overflow(form: QuantFormat, sign: float, isa: str, kernels_for: KernelsOf):
@@ -158,7 +159,7 @@ def test_the_largest_sums_do_not_overflow(form: QuantFormat, sign: float, isa: s
     assert torch.equal(linear(kernels_for(isa), x, weight, None), reference(x, weight, None))
 
 
-@pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("isa", LEVELS)
 @given(form=st.sampled_from(FORMATS), rows=st.integers(1, 60), in_features=st.integers(1, 600), seed=st.integers(0, 9))
 @settings(max_examples=40)
 def test_what_is_packed_is_unpacked(isa: str, kernels_for: KernelsOf, form: QuantFormat, rows: int, in_features: int, seed: int):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from triptych_common.host.cpu import isas_of_this_cpu
+from support.cpu_levels import LEVELS
 from triptych_engine.runner.cpu.kernels import CpuKernels
 from triptych_engine.runner.recurrent.ops import Recurrence, TorchRecurrentOps
 from triptych_engine.runner.recurrent.step import RecurrentStep
@@ -23,7 +23,7 @@ STEP = RecurrentStep.of(np.cumsum([0, *LENGTHS]), np.array(COMPUTED), [0, 1, 2, 
 NUM_TOKENS = sum(LENGTHS)
 
 
-@pytest.fixture(params=isas_of_this_cpu())
+@pytest.fixture(params=LEVELS)
 def ops(request: pytest.FixtureRequest, kernels_for: Callable[..., CpuKernels]):
     return kernels_for(request.param).new_recurrent_ops()
 

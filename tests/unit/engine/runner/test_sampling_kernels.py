@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from triptych_common.host.cpu import isas_of_this_cpu
+from support.cpu_levels import LEVELS
 from triptych_engine.runner.cpu.kernels import CpuKernels, load_kernels
 from triptych_engine.runner.cpu.sampling_kernels import DRAW_ARGS, NOT_FINITE
 from triptych_engine.runner.sampling.logprobs import PendingLogprobs
@@ -18,7 +18,7 @@ from triptych_engine.runner.transfer import HostToDevice
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("isa", LEVELS)
 def test_kernels_draw_what_a_complete_sort_draws(kernels_for: Callable[..., CpuKernels], isa: str):
     kernels = kernels_for(isa)
     count, generator = 400, torch.Generator().manual_seed(0)
@@ -49,7 +49,7 @@ def plainly_drawn(logits: np.ndarray, one: np.void, number: float) -> tuple[int,
     return int(order[rank]), float(np.abs(after[max(rank - 1, 0) : rank + 1] - target).min() / after[left - 1])
 
 
-@pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("shape", ["flat", "usual", "peaked", "ties", "equal", "banned"])
 def test_each_set_of_options_draws_the_token_of_a_plain_sort(kernels_for: Callable[..., CpuKernels], isa: str, shape: str):
     """So the same seed gives the same token, however the kernel finds it. 20,001 tokens are not a whole number of blocks."""
@@ -80,7 +80,7 @@ def test_each_set_of_options_draws_the_token_of_a_plain_sort(kernels_for: Callab
         assert token == wanted or distance < 1e-6 or 0 < abs(logits[token] - logits[wanted]) < 1e-6, one
 
 
-@pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("size", [40, 512, 5001])
 def test_a_mask_draws_what_logits_without_the_other_tokens_draw(kernels_for: Callable[..., CpuKernels], isa: str, size: int):
     kernels, generator = kernels_for(isa), np.random.default_rng(3)
@@ -107,7 +107,7 @@ def test_a_mask_draws_what_logits_without_the_other_tokens_draw(kernels_for: Cal
     assert np.isfinite(masked[np.arange(60), got])[~is_empty].all()
 
 
-@pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("size", [1, 16, 100, 1025, 2049, 49152])
 def test_greedy_takes_the_first_of_the_likeliest(kernels_for: Callable[..., CpuKernels], isa: str, size: int):
     logits = torch.randn(7, size, generator=torch.Generator().manual_seed(0)).round(decimals=1)
@@ -129,7 +129,7 @@ def test_a_number_at_the_border_of_a_block_draws_a_token_that_can_come():
     assert set(got.tolist()) == {3, 700, 1300}, weights[got[~likely[got]]]
 
 
-@pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("temperature", [0.0, 1e-42, 1.0])
 def test_a_row_without_a_largest_logit_gives_no_token(kernels_for: Callable[..., CpuKernels], isa: str, temperature: float):
     logits = torch.zeros(6, 700)
