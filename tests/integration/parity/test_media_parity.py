@@ -140,7 +140,7 @@ async def test_several_items_of_several_modalities(family: str, order: list[str]
             assert_parity(answer, whole.logprobs(prompt, answer.token_ids, inputs), stack.embed_token_ids)
 
 
-@pytest.mark.parametrize("family", ["llava_siglip", "qwen3_vl", "gemma3"])
+@pytest.mark.parametrize("family", ["llava_siglip", "qwen3_vl", "gemma3", "lfm2_vl", "qwen3_5"])
 async def test_bfloat16_is_as_near_to_float32_as_in_transformers(family: str, tmp_path: Path) -> None:
     path = build_checkpoint(family, tmp_path / family)
     media = Media(path, family, "image")

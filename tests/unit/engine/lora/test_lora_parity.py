@@ -34,7 +34,7 @@ TARGETS: dict[str, Sequence[str]] = {
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "qwen3_moe": ATTENTION,
     "lfm2": ("in_proj", "q_proj", "k_proj", "v_proj", "out_proj", "w1", "w2", "w3"),
-    "qwen3_5": ("in_proj_qkv", "in_proj_z", "in_proj_b", "out_proj", "o_proj", "up_proj"),
+    "qwen3_5": ("in_proj_qkv", "in_proj_z", "in_proj_b", "out_proj", "q_proj", "v_proj", "o_proj", "up_proj"),
 }
 #: Ranks below, at and above a vector, in one batch.
 RANKS = (1, 8, 17, 40)
