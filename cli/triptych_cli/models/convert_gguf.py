@@ -40,13 +40,8 @@ def convert_tokenizer(gguf: Path, max_length: int) -> Any:
     from tokenizers import Regex, pre_tokenizers
     from transformers import AutoTokenizer
 
-    metadata = read_gguf_header(gguf).metadata
-    name = metadata.get("tokenizer.ggml.pre", "default")
-    is_byte_level = metadata.get("tokenizer.ggml.model") == "gpt2"
-    if is_byte_level and name not in _SPLITS:
-        raise ValueError(f"its vocabulary splits text by {name!r} (tokenizer.ggml.pre); known are {', '.join(_SPLITS)}")
+    split = check_split(read_gguf_header(gguf).metadata)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, model_max_length=max_length)
-    split = _SPLITS[name] if is_byte_level else None
     if split is not None:
         first = (
             pre_tokenizers.Digits(individual_digits=True) if split == _DIGITS else pre_tokenizers.Split(Regex(split), "isolated")
@@ -54,6 +49,16 @@ def convert_tokenizer(gguf: Path, max_length: int) -> Any:
         bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split == _DIGITS)
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, bytes_of])
     return tokenizer
+
+
+def check_split(metadata: dict[str, Any]) -> str | None:
+    """How text is split, an entry of _SPLITS; None is as transformers does it. Raises ValueError if the name is not known."""
+    if metadata.get("tokenizer.ggml.model") != "gpt2":
+        return None
+    name = metadata.get("tokenizer.ggml.pre", "default")
+    if name not in _SPLITS:
+        raise ValueError(f"its vocabulary splits text by {name!r} (tokenizer.ggml.pre); known are {', '.join(_SPLITS)}")
+    return _SPLITS[name]
 
 
 def clean_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from triptych.errors import StartupError
 from triptych_common.model.gguf import ARCHITECTURES, read_gguf_header
 
-from triptych_cli.models.convert_gguf import clean_config, convert_tokenizer
+from triptych_cli.models.convert_gguf import check_split, clean_config, convert_tokenizer
 
 #: Name of the link.
 GGUF_NAME = "model.gguf"
@@ -23,15 +23,19 @@ _ROPE_TYPES = {"linear": "linear", "yarn": "yarn"}
 
 def prepare(file: Path, out: Path) -> None:
     """Write the directory. Raises ValueError with the reason if the file is of a kind that is not supported."""
-    from transformers import AutoConfig, GenerationConfig
-
     header = read_gguf_header(file)
     out.mkdir()
     if header.architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ValueError(f"it is of the architecture {header.architecture!r}; GGUF files are served of {known}")
+    rope = _rope(header.metadata, header.architecture)
+    check_split(header.metadata)
+    from transformers import AutoConfig, GenerationConfig  # seconds, and what is not supported is refused by now
+
     config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-    cleaned = clean_config(config.to_dict()) | _rope(header.metadata, header.architecture, config.to_dict())
+    cleaned = clean_config(config.to_dict())
+    if rope:
+        cleaned["rope_parameters"] = {**(config.to_dict().get("rope_parameters") or {}), **rope}
     if (inner := header.metadata.get(f"{header.architecture}.expert_feed_forward_length")) is not None:
         cleaned["moe_intermediate_size"] = inner  # which transformers leaves at its default
     config = type(config)(**cleaned)
@@ -50,8 +54,8 @@ def _eos(metadata: dict[str, Any]) -> list[int]:
     return sorted({metadata[key] for name in names if (key := f"tokenizer.ggml.{name}") in metadata})
 
 
-def _rope(metadata: dict[str, Any], architecture: str, config: dict[str, Any]) -> dict[str, Any]:
-    """What transformers does not take from the file: how rotary embeddings are scaled."""
+def _rope(metadata: dict[str, Any], architecture: str) -> dict[str, Any]:
+    """What transformers does not take from the file: how rotary embeddings are scaled, if they are."""
     prefix = f"{architecture}.rope.scaling"
     kind = metadata.get(f"{prefix}.type", "none")
     if kind == "none":
@@ -63,7 +67,7 @@ def _rope(metadata: dict[str, Any], architecture: str, config: dict[str, Any]) -
     rope = {"rope_type": _ROPE_TYPES[kind], "factor": metadata[f"{prefix}.factor"]}
     if (original := metadata.get(f"{prefix}.original_context_length")) is not None and kind == "yarn":
         rope["original_max_position_embeddings"] = original
-    return {"rope_parameters": {**(config.get("rope_parameters") or {}), **rope}}
+    return rope
 
 
 def _causal_class(model_type: str) -> str:

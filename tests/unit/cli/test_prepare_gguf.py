@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -90,26 +91,29 @@ def test_another_architecture_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
         fetch(str(tmp_path / "tiny.gguf"), quiet())
 
 
-def test_where_no_terminal_shows_a_spinner_a_line_says_what_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path / "cache"))
-    write_gguf(tmp_path / "tiny.gguf", "llama", ["Q8_0"], pre="qwen2")
-    console = quiet()
-    fetch(str(tmp_path / "tiny.gguf"), console)
-    said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert said.startswith("reading tiny.gguf\ntiny.gguf is in ")
+@pytest.fixture(scope="module")
+def fetched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path, str]]:
+    """A file of llama, the directory that was made of it, and what was said meanwhile. The cache is that of this module."""
+    folder = tmp_path_factory.mktemp("fetched")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TRIPTYCH_CACHE", str(folder / "cache"))
+        write_gguf(folder / "tiny.gguf", "llama", ["Q8_0"], pre="qwen2")
+        console = quiet()
+        path, was_there = fetch(str(folder / "tiny.gguf"), console)
+        assert not was_there
+        yield folder / "tiny.gguf", path, console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_file_is_prepared_once_and_found_after_it_was_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path / "cache"))
-    file, moved = tmp_path / "tiny.gguf", tmp_path / "elsewhere" / "tiny.gguf"
-    write_gguf(file, "llama", ["Q8_0"], pre="qwen2")
-    path, was_there = fetch(str(file), quiet())
-    assert not was_there
+def test_where_no_terminal_shows_a_spinner_a_line_says_what_takes_long(fetched: tuple[Path, Path, str]):
+    assert fetched[2].startswith("reading tiny.gguf\ntiny.gguf is in ")
+
+
+def test_a_file_is_prepared_once_and_found_after_it_was_moved(fetched: tuple[Path, Path, str], tmp_path: Path):
+    file, path, _ = fetched
     assert fetch(str(file), quiet()) == (path, True)
     assert resolve_model(str(file)) == path
     assert served_name(str(file)) == "tiny"
-    moved.parent.mkdir()
-    file.rename(moved)
+    moved = file.rename(tmp_path / "tiny.gguf")
     assert fetch(str(moved), quiet()) == (path, True)
     assert (path / "model.gguf").samefile(moved)
 
