@@ -14,7 +14,7 @@ from support.builders.engine import a_request, a_tiny_llama_config, save_random_
 from support.builders.hybrid_families import HYBRIDS
 from support.builders.newer_text_families import NEWER_FAMILIES
 from support.builders.text_families import COMMON, FAMILIES, PROMPTS
-from support.drivers.engine import EngineDriver, transformers_greedy
+from support.drivers.engine import EngineDriver, assert_greedy
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 from triptych_engine.runner.cpu.kernels import load_kernels
 from triptych_engine.runner.cpu.linear.experts import KernelExperts
@@ -42,24 +42,15 @@ def test_experts_in_one_call_compute_what_transformers_does(family: str, tmp_pat
 
 
 def _assert_equals_transformers(tmp_path: Path, driver: EngineDriver) -> None:
-    expected = transformers_greedy(tmp_path, PROMPTS, MAX_TOKENS, eos_token_id=None)
     requests = [a_request(f"r{i}", prompt, max_tokens=MAX_TOKENS, logprobs=3) for i, prompt in enumerate(PROMPTS)]
     # The second comes when the first one's prompt is computed, so that it finds two blocks of it.
     generated = driver.run(driver.scheduler(max_num_batched_tokens=13), requests, arrivals=[0, 6, 7])
-    assert [generated[f"r{i}"].token_ids for i in range(3)] == expected
+    logits = assert_greedy(tmp_path, PROMPTS, [generated[f"r{i}"].token_ids for i in range(3)], MAX_TOKENS, eos_token_id=None)
     last = generated["r1"].last
     assert last is not None
     assert last.usage == (36, MAX_TOKENS, 32)
-    _assert_logprobs(tmp_path, PROMPTS[1], generated["r1"])
-
-
-def _assert_logprobs(path: Path, prompt: list[int], generated) -> None:
-    """Each reported log probability is that of one forward pass over the whole text."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.inference_mode():
-        reference = model(torch.tensor([prompt + generated.token_ids])).logits[0].log_softmax(-1)
-    for index, entry in enumerate(generated.logprobs):
-        line = reference[len(prompt) - 1 + index]
+    assert len(generated["r1"].logprobs) == MAX_TOKENS
+    for entry, line in zip(generated["r1"].logprobs, logits[1].log_softmax(-1), strict=True):
         assert entry.logprob == pytest.approx(line[entry.token_id].item(), abs=2e-4)
         assert entry.top_logprobs == pytest.approx(line.topk(3).values.tolist(), abs=2e-4)
 
@@ -121,22 +112,20 @@ def test_of_a_multimodal_checkpoint_only_the_language_model_is_loaded(family: st
 
 def test_the_plain_torch_backend_gives_the_same(tmp_path: Path):
     save_random_model(tmp_path, FAMILIES["gemma2"])
-    expected = transformers_greedy(tmp_path, PROMPTS, MAX_TOKENS, eos_token_id=None)
     driver = EngineDriver(tmp_path, attention="torch", block_size=5)
     requests = [a_request(f"r{i}", prompt, max_tokens=MAX_TOKENS) for i, prompt in enumerate(PROMPTS)]
     generated = driver.run(driver.scheduler(max_num_batched_tokens=13), requests)
-    assert [generated[f"r{i}"].token_ids for i in range(3)] == expected
+    assert_greedy(tmp_path, PROMPTS, [generated[f"r{i}"].token_ids for i in range(3)], MAX_TOKENS, eos_token_id=None)
 
 
 def test_text_does_not_change_under_preemption(tmp_path: Path):
     save_random_model(tmp_path, FAMILIES["qwen3"])
     prompts = [[(i * 31 + j * 7) % 97 for j in range(20 + i)] for i in range(6)]
-    expected = transformers_greedy(tmp_path, prompts, 30, eos_token_id=None)
     driver = EngineDriver(tmp_path)
     scheduler = driver.scheduler(num_blocks=12, max_num_batched_tokens=32)
     generated = driver.run(scheduler, [a_request(f"r{i}", prompt, max_tokens=30) for i, prompt in enumerate(prompts)])
     assert scheduler.num_preemptions > 0
-    assert [generated[f"r{i}"].token_ids for i in range(6)] == expected
+    assert_greedy(tmp_path, prompts, [generated[f"r{i}"].token_ids for i in range(6)], 30, eos_token_id=None)
 
 
 def test_prompt_logprobs_equal_one_forward_pass_whatever_the_chunks(tmp_path: Path):

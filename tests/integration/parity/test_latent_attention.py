@@ -12,7 +12,7 @@ import transformers
 from support.builders.engine import a_request, save_random_model
 from support.builders.newer_text_families import LATENT, NEWER_FAMILIES
 from support.builders.text_families import FAMILIES
-from support.drivers.engine import EngineDriver, in_this_process, transformers_greedy
+from support.drivers.engine import EngineDriver, assert_greedy, in_this_process
 from transformers import AutoModelForCausalLM
 from transformers.models.youtu.modeling_youtu import YoutuAttention
 from triptych_engine.kv_offload.host_memory import HostMemory
@@ -99,13 +99,12 @@ def test_the_scale_of_yarn_is_kept(family: str, tmp_path: Path):
 
 def test_decoding_sequences_beside_chunks_of_prompts_and_preemption_change_no_token(path: Path):
     prompts = [[(i * 31 + j * 7) % 97 for j in range(20 + 9 * i)] for i in range(6)]
-    expected = transformers_greedy(path, prompts, 30, eos_token_id=None)
     driver = EngineDriver(path)
     scheduler = driver.scheduler(num_blocks=20, max_num_batched_tokens=48)
     requests = [a_request(f"r{i}", prompt, max_tokens=30) for i, prompt in enumerate(prompts)]
     generated = driver.run(scheduler, requests, arrivals=[0, 2, 4, 6, 8, 10])
     assert scheduler.num_preemptions > 0
-    assert [generated[f"r{i}"].token_ids for i in range(6)] == expected
+    assert_greedy(path, prompts, [generated[f"r{i}"].token_ids for i in range(6)], 30, eos_token_id=None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -65,8 +65,16 @@ NEWER_FAMILIES: dict[str, PretrainedConfig] = {
         activation_sparsity_pattern=[0.5, 0.5, 0.0, 0.0],
     ),
     "gemma4-text": transformers.Gemma4TextConfig(**_SHARED, global_head_dim=32),
+    # Embeddings of each layer, which are of 262,144 tokens by default.
     "gemma4-text-moe": transformers.Gemma4TextConfig(
-        **HEAD_16, **WINDOW, global_head_dim=32, enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=16
+        **HEAD_16,
+        **WINDOW,
+        global_head_dim=32,
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=16,
+        vocab_size_per_layer_input=97,
     ),
     "glm": transformers.GlmConfig(**HEAD_16),
     "glm4-moe": transformers.Glm4MoeConfig(**HEAD_16, **ROUTED),

@@ -201,12 +201,19 @@ def transformers_greedy(path: Path, prompts: Sequence[list[int]], max_tokens: in
 
 def assert_greedy(
     path: Path, prompts: Sequence[list[int]], texts: Sequence[list[int]], max_tokens: int, eos_token_id: int | None
-) -> None:
-    """Check that each text is the one of `transformers_greedy`, with one forward pass over it instead of one for each token."""
+) -> list[torch.Tensor]:
+    """Check that each text is the one of `transformers_greedy`, with one forward pass over it instead of one for each token.
+
+    Returns:
+        transformers' logits of each text: [tokens, vocabulary].
+    """
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    all_logits = []
     for prompt, text in zip(prompts, texts, strict=True):
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + text]), logits_to_keep=len(text) + 1).logits[0, :-1]
         assert text == logits.argmax(-1).tolist()
         assert eos_token_id not in text[:-1]
         assert len(text) == max_tokens or text[-1] == eos_token_id
+        all_logits.append(logits)
+    return all_logits
