@@ -123,7 +123,7 @@ async def test_a_refused_setting_is_marked(open_page: OpenPage) -> None:
 async def test_a_number_that_the_browser_cannot_read_is_marked_and_not_sent(open_page: OpenPage) -> None:
     async with open_page() as opened:
         await opened.show("Settings")
-        await opened.page.get_by_label("Temperature").focus()
+        await opened.page.get_by_label("Temperature").click()  # the pane is shown at the next frame: `focus` would not wait for it
         await opened.page.keyboard.type("1e")  # the field's value is empty then
         await expect(opened.page.locator("#temperature-fault")).to_have_text("This is not a number.")
         await opened.send("Hi")
