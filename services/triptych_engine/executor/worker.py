@@ -26,13 +26,11 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from triptych.errors import ServiceUnavailableError
-from triptych.v1 import common_pb2
 from triptych_common.host.garbage import startup_objects_frozen
 from triptych_common.host.torch_env import set_torch_environment
-from triptych_common.model.pooling import PoolingModel
 from triptych_common.telemetry.logs import LogFormat, configure_logging
 
 from triptych_engine.executor.channel import Channel
@@ -43,7 +41,12 @@ from triptych_engine.kv_offload.host_memory import HostMemory
 from triptych_engine.runner.place import ALONE, Place
 from triptych_engine.runner.verdicts import Verdicts
 from triptych_engine.scheduling.output import SchedulerOutput, StepResult
-from triptych_engine.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from triptych.v1 import common_pb2
+    from triptych_common.model.pooling import PoolingModel
+
+    from triptych_engine.settings import EngineSettings
 
 #: What sequences need beside steps: ("constraint", spec) or ("lora", name).
 Resource = tuple[str, Any]
