@@ -9,7 +9,6 @@ from math import gcd
 import av
 import numpy as np
 import soundfile
-from scipy.signal import resample_poly
 from triptych_common.media.container import open_container
 from triptych_common.media.limits import MAX_SAMPLING_RATE, MIN_SAMPLING_RATE, MediaLimits
 
@@ -46,7 +45,14 @@ def resample(samples: np.ndarray, source_rate: int, rate: int) -> np.ndarray:
     if source_rate == rate:
         return samples
     divisor = gcd(source_rate, rate)
+    from scipy.signal import resample_poly  # half a second, which only encoders of audio need: see `warm_up`
+
     return resample_poly(samples, rate // divisor, source_rate // divisor).astype(np.float32)
+
+
+def warm_up() -> None:
+    """Make sure that no item waits for what is imported late."""
+    resample(np.zeros(2, np.float32), 2, 1)
 
 
 def _check_header(rate: int, num_samples: int, limits: MediaLimits) -> None:

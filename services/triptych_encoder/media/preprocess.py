@@ -21,7 +21,7 @@ from triptych_common.media.limits import MediaLimits
 from triptych_common.model import store as model_store
 
 from triptych_encoder.cache.item import PreprocessedItem
-from triptych_encoder.media.audio import decode_audio
+from triptych_encoder.media.audio import decode_audio, warm_up
 from triptych_encoder.media.image import decode_image
 from triptych_encoder.media.limits import bad_media
 from triptych_encoder.media.options import check_options
@@ -78,6 +78,8 @@ class Preprocessor:
         # Gemma4's processor takes audio also for models without an audio tower; with one, audio was never tried.
         has_audio = calls.feature_extractor is not None and self._config.model_type != "gemma4"
         audio = (Modality.MODALITY_AUDIO,) if has_audio else ()
+        if has_audio:
+            warm_up()
         return image + audio + video
 
     def prepare(self, modality: common_pb2.Modality, data: bytes, options: Mapping[str, Any]) -> PreprocessResult:
