@@ -75,6 +75,10 @@ models-of-tests: $(VENV)/.dev
 	$(BIN)/triptych fetch
 	$(BIN)/triptych fetch all-minilm-l6-v2
 
+# Where the environment switches compiled files off, each process would compile all that it imports, and pytest rewrite the
+# assertions of all tests again: 10 seconds of each process that runs tests.
+test test-long test-levels test-mp: export PYTHONDONTWRITEBYTECODE =
+
 test: models-of-tests ## Run the tests that a change should pass before it is shared (12 minutes on two slow cores)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
