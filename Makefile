@@ -11,9 +11,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MODEL ?= smollm2-135m-vision
 PORT ?= 8000
 ARGS ?=
-# Processes of `make test` and `make test-levels`; 0 runs the tests in pytest's own.
-JOBS ?= 2
-# The order of files stays: a file of many short tests ends the run, so that no process waits long for the other.
+# Processes of `make test` and `make test-levels`; 0 runs the tests in pytest's own. Tests wait for a third of their time, so three
+# keep two cores busy.
+JOBS ?= 3
+# The order of files stays: a file of many short tests ends the run, so that no process waits long for the others.
 IN_PARALLEL = -n $(JOBS) --no-loadscope-reorder
 LANGUAGE ?=
 # docker or podman, for `make images` and `make sbom`.
