@@ -219,7 +219,7 @@ class CpuAttention:
         if any(self._layers[layer].chunk for layer in layers if layer in self._layers):
             raise ValueError("no kernel computes whole layers whose tokens attend within chunks")
         if layers not in self._addresses:
-            caches = zip(*(self._cache.get(layer, (None, None)) for layer in layers), strict=True)
+            caches = zip(*(self._cache[layer] if layer in self._layers else (None, None) for layer in layers), strict=True)
             addresses = ((None if one is None else one.data_ptr() for one in part) for part in caches)
             keys, values = ((ctypes.c_void_p * len(layers))(*part) for part in addresses)
             self._addresses[layers] = keys, values

@@ -43,7 +43,7 @@ class LayerKernel:
         self.heads = None if isinstance(parts.mixer, RecurrentParts) else sizes
         self._alone = LayerStack([self])
 
-    def compute(self, backend: CpuAttention, x: torch.Tensor, rotations: Sequence[CosSin]) -> torch.Tensor:
+    def compute(self, backend: CpuAttention, x: torch.Tensor, rotations: Sequence[CosSin | None]) -> torch.Tensor:
         """Compute only this layer; see `LayerStack.compute`."""
         return self._alone.compute(backend, x, rotations)
 
@@ -95,9 +95,9 @@ class LayerStack:
         self._group = next((layer.heads[0] // layer.heads[1] for layer in layers if layer.heads is not None), 0)
         self._recurrent = [(number, layer.mixer) for number, layer in enumerate(layers) if isinstance(layer.mixer, RecurrentParts)]
 
-    def compute(self, backend: CpuAttention, x: torch.Tensor, rotations: Sequence[CosSin]) -> torch.Tensor:
+    def compute(self, backend: CpuAttention, x: torch.Tensor, rotations: Sequence[CosSin | None]) -> torch.Tensor:
         """See `fusion.kernels.LayerStack`."""
-        out, (cos, sin) = torch.empty_like(x), rotations[0]
+        out, (cos, sin) = torch.empty_like(x), rotations[0] or (x, x)  # which recurrent layers do not read
         self.run(backend, x.shape[0], x=x.data_ptr(), out=out.data_ptr(), cos=cos, sin=sin)
         return out
 

@@ -31,7 +31,7 @@ class ConvArgs(ctypes.Structure):
 
 
 class RecurArgs(ctypes.Structure):
-    """Mirror of RecurArgs in recurrent.cpp; the fields are described there."""
+    """Mirror of RecurArgs in recurrence.h; the fields are described there."""
 
     _fields_ = [
         ("segments", RecurrentSegments),

@@ -153,10 +153,11 @@ class CudaLayers:
             return iter(())
         return iter(max(self._mixtures, key=lambda one: one.num_experts).new_counts(len(self._mixtures)))
 
-    def compute(self, backend: CudaAttention, x: torch.Tensor, rotations: Sequence[CosSin]) -> torch.Tensor:
+    def compute(self, backend: CudaAttention, x: torch.Tensor, rotations: Sequence[CosSin | None]) -> torch.Tensor:
         added: Added | None = None
         counts = self._new_counts()
-        for layer, (cos, sin) in zip(self.parts, rotations, strict=True):
+        for layer, rotation in zip(self.parts, rotations, strict=True):
+            cos, sin = cast(CosSin, rotation)
             qkv, out, *mlp = layer.products
             mixer = cast(AttentionParts, layer.mixer)
             dtype, shape, num_q_heads = cast(CudaLinear, qkv).dtype, mixer.cache_shape, mixer.num_q_heads

@@ -138,12 +138,12 @@ class LayerParts:
 class LayerStack(Protocol):
     """Layers that are computed in one call; each one gets the result of the previous one."""
 
-    def compute(self, backend: Any, x: torch.Tensor, rotations: Sequence[CosSin]) -> torch.Tensor:
+    def compute(self, backend: Any, x: torch.Tensor, rotations: Sequence[CosSin | None]) -> torch.Tensor:
         """x: [num_tokens, hidden_size] fp32, dense. The result is like x.
 
         Args:
             backend: one that `FusedKernels.attends_with` accepts.
-            rotations: of each layer; all the same unless `FusedKernels.rotates_by_layer`.
+            rotations: of each layer; all the same unless `FusedKernels.rotates_by_layer`. None if no layer has an attention.
         """
         ...
 

@@ -1,5 +1,5 @@
-"""A decoder layer of the common kind (Llama's, or LFM2's with a short convolution) as four matrix products and five kernels between
-them, instead of about forty torch calls; or as a whole, if the device's kernels compute all of its parts.
+"""A decoder layer of the common kind (Llama's; or LFM2's and Qwen3.5's, some of which are recurrent) as four matrix products and a
+few kernels between them, instead of about forty torch calls; or as a whole, if the device's kernels compute all of its parts.
 
 With few rows, most of a step's time is the overhead of calls, not computation. Whether a layer is of the common kind does not
 depend on its class. A layer whose parts have the same names as Llama's is run next to its replacement on a real input. It is
@@ -65,10 +65,11 @@ class FusedDecoderLayer(nn.Module):
             self.attention_type = layer.attention_type
 
     def forward(self, hidden_states: torch.Tensor, *, position_embeddings: Any = None, **ignored: Any) -> torch.Tensor:
-        """hidden_states: [1, num_tokens, hidden_size] fp32; position_embeddings: cos and sin, [1, num_tokens, rotary_dim]."""
+        """hidden_states: [1, num_tokens, hidden_size] fp32; position_embeddings: cos and sin, [1, num_tokens, rotary_dim], which
+        only an attention needs."""
         backend = current_backend()
         x = hidden_states[0].contiguous()
-        rotation = self.tables.dense(position_embeddings)
+        rotation = None if position_embeddings is None else self.tables.dense(position_embeddings)
         if self.kernel is not None and self._kernels.attends_with(backend):
             return self.kernel.compute(backend, x, [rotation])[None]
         norm, mlp_norm, *post_norms = self._norms
@@ -107,7 +108,9 @@ class FusedDecoderLayer(nn.Module):
             return False
         for num_tokens in (1, 6, hidden_states.shape[1]):
             inputs = hidden_states[:, :num_tokens]
-            tables = tuple(table.reshape(1, -1, table.shape[-1])[:, :num_tokens] for table in position_embeddings)
+            tables = position_embeddings
+            if tables is not None:
+                tables = tuple(table.reshape(1, -1, table.shape[-1])[:, :num_tokens] for table in tables)
             added = []
             for self.kernel in (None, whole):
                 backend.begin(first_tokens(inputs.shape[1]))
@@ -169,10 +172,10 @@ def _has_parts(layer: nn.Module) -> bool:
 def _fused(call: ModuleCall, kernels: FusedKernels, tables: RotaryTables, verdicts: Verdicts) -> FusedDecoderLayer | None:
     """The layer's replacement, if it computes the same on these inputs; else None."""
     hidden_states, cos = call.input, (call.position_embeddings or (None,))[0]
-    if cos is None or cos.numel() != hidden_states.shape[1] * cos.shape[-1] or hidden_states.dtype != torch.float32:
+    if hidden_states.dtype != torch.float32 or (cos is not None and cos.numel() != hidden_states.shape[1] * cos.shape[-1]):
         return None
     mixer = mixer_of(call, layer_names(call.module), kernels)
-    if mixer is None or not isinstance(call.output, torch.Tensor):
+    if mixer is None or not isinstance(call.output, torch.Tensor) or (cos is None and isinstance(mixer.parts, AttentionParts)):
         return None
     fused = FusedDecoderLayer(call.module, mixer, kernels, tables)
     if not verdicts.of(("layer", fused.index), lambda: _computes_the_same(fused, call)):

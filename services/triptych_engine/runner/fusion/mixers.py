@@ -38,8 +38,13 @@ class Mixer(ABC):
     dtype: torch.dtype
 
     @abstractmethod
-    def mix(self, states: torch.Tensor, rotation: CosSin) -> torch.Tensor:
-        """What the output product gets. states: [num_tokens, outputs of the input product]; rotation: of the tokens' positions."""
+    def mix(self, states: torch.Tensor, rotation: CosSin | None) -> torch.Tensor:
+        """What the output product gets.
+
+        Args:
+            states: [num_tokens, outputs of the input product].
+            rotation: of the tokens' positions; only an attention needs it.
+        """
 
 
 class AttentionMixer(Mixer):
@@ -61,7 +66,9 @@ class AttentionMixer(Mixer):
         qkv = dict(zip(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), sizes, strict=True))
         self.linears = qkv, {f"self_attn.{names.output}": out.out_features}
 
-    def mix(self, states: torch.Tensor, rotation: CosSin) -> torch.Tensor:
+    def mix(self, states: torch.Tensor, rotation: CosSin | None) -> torch.Tensor:
+        if rotation is None:
+            raise ValueError(f"the attention of layer {self.index} gets no cosines and sines")
         num_q_heads, shape = self.parts.num_q_heads, self.parts.cache_shape
         gate = None
         if self.parts.has_gate:
@@ -94,7 +101,7 @@ class ConvMixer(RecurrentMixer):
         self.products = conv.in_proj, conv.out_proj
         self.linears = {"conv.in_proj": conv.in_proj.out_features}, {"conv.out_proj": conv.out_proj.out_features}
 
-    def mix(self, states: torch.Tensor, rotation: CosSin) -> torch.Tensor:
+    def mix(self, states: torch.Tensor, rotation: CosSin | None) -> torch.Tensor:
         parts = self.parts
         return parts.layers.convolve(parts.number, states, parts.weight, parts.bias, is_gated=True)
 
@@ -117,7 +124,7 @@ class DeltaRuleMixer(RecurrentMixer):
             {"linear_attn.out_proj": module.out_proj.out_features},
         )
 
-    def mix(self, states: torch.Tensor, rotation: CosSin) -> torch.Tensor:
+    def mix(self, states: torch.Tensor, rotation: CosSin | None) -> torch.Tensor:
         parts, rule = self.parts, cast(DeltaRuleParts, self.parts.delta_rule)
         qkv, gate, beta, decay = states.split(self._sizes, 1)
         qkv = parts.layers.convolve(parts.number, qkv, parts.weight, parts.bias, silu=True)
@@ -139,7 +146,7 @@ class DeltaRuleMixer(RecurrentMixer):
 def mixer_name(layer: nn.Module, names: LayerNames) -> str | None:
     """The name of the layer's mixer, if it has one of these kinds, and its parts are replaced."""
     parts = {name: getattr(layer, name, None) for name in _KINDS}
-    return next((name for name, part in parts.items() if part is not None and _KINDS[name](part, names)), None)
+    return next((name for name, part in parts.items() if isinstance(part, nn.Module) and _KINDS[name](part, names)), None)
 
 
 def _is_attention(attention: Any, names: LayerNames) -> bool:
@@ -161,8 +168,10 @@ def _is_delta_rule(module: Any, names: LayerNames) -> bool:
     parts = dict.fromkeys(_DELTA_RULE_INPUTS, LinearPart)
     if not consists_of(module, {**parts, "conv1d": nn.Conv1d, "norm": FusedGatedRMSNorm, "out_proj": PackedLinear}):
         return False
-    own = ("recurrent", "A_log", "dt_bias", "num_k_heads", "head_k_dim")
-    if not all(hasattr(module, name) for name in own) or module.A_log.shape != module.dt_bias.shape or module.A_log.ndim != 1:
+    if not all(hasattr(module, name) for name in ("recurrent", "num_k_heads", "head_k_dim")):
+        return False
+    rates, bias = getattr(module, "A_log", None), getattr(module, "dt_bias", None)
+    if not isinstance(rates, torch.Tensor) or not isinstance(bias, torch.Tensor) or rates.shape != bias.shape or rates.ndim != 1:
         return False
     keys, values, num_heads = module.num_k_heads * module.head_k_dim, len(module.A_log) * len(module.norm.scale), len(module.A_log)
     sizes = [getattr(module, name).outputs[1] for name in _DELTA_RULE_INPUTS]

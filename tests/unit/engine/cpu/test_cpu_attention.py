@@ -213,3 +213,13 @@ def test_what_was_written_is_read(kernels: CpuKernels, shape: LayerShape, dtype:
         largest = written.float().abs().amax(-1, keepdim=True)[places]
         tolerance = largest / 127 if dtype == torch.int8 else torch.zeros(())
         assert ((read.float() - written[places].float()).abs() <= tolerance).all()
+
+
+def test_a_freed_cache_is_no_address(kernels: CpuKernels):
+    backend = CpuAttention(kernels)
+    backend.allocate({0: LayerShape(1, 16, 16)}, 4, 16, torch.float32)
+    backend.begin(metadata([1], [0], np.zeros((1, 1), np.int32), 16))
+    backend.layer_args((0,), 1)
+    backend.free()
+    with pytest.raises(KeyError):
+        backend.layer_args((0,), 1)

@@ -13,6 +13,7 @@ from transformers import (
     GPT2Config,
     GraniteConfig,
     Lfm2Config,
+    Lfm3Config,
     Ministral3Config,
     MistralConfig,
     Olmo2Config,
@@ -103,6 +104,16 @@ def test_a_convolution_that_differs_keeps_its_layer(monkeypatch: pytest.MonkeyPa
     attach_recurrent_layers(model)
     optimize(model, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
     assert [type(layer) is FusedDecoderLayer for layer in model.model.layers] == [False, True]
+
+
+def test_a_convolution_needs_no_rotary_embedding():
+    model = a_model(Lfm3Config(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        layer_types=["conv", "full_attention"], use_sandwich_norm=False, pad_token_id=0,
+    ))  # fmt: skip
+    attach_recurrent_layers(model)
+    optimize(model, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
+    assert [type(layer) is FusedDecoderLayer for layer in model.model.layers] == [True, False]
 
 
 def test_gelu_mlps_and_layer_norms_are_left_alone():

@@ -34,7 +34,7 @@ TARGETS: dict[str, Sequence[str]] = {
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "qwen3_moe": ATTENTION,
     "lfm2": ("in_proj", "q_proj", "k_proj", "v_proj", "out_proj", "w1", "w2", "w3"),
-    "qwen3_5": ("in_proj_qkv", "in_proj_z", "in_proj_b", "out_proj", "q_proj", "v_proj", "o_proj", "up_proj"),
+    "qwen3_5": (*ALL, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
 }
 #: Ranks below, at and above a vector, in one batch.
 RANKS = (1, 8, 17, 40)
@@ -46,7 +46,7 @@ def prompts_of(*lengths: int) -> list[list[int]]:
 
 @pytest.mark.parametrize(("name", "weights", "attention"), [
     *((name, torch.bfloat16, "auto") for name in MODELS),
-    ("llama", torch.float32, "auto"), ("llama", torch.bfloat16, "torch"),
+    ("llama", torch.float32, "auto"), ("llama", torch.bfloat16, "torch"), ("qwen3_5", torch.bfloat16, "torch"),
 ])  # fmt: skip
 def test_the_logits_are_pefts_row_by_row(name: str, weights: torch.dtype, attention: str, tmp_path: Path):
     """Computed in float32. Weights that are bfloat16 go through the kernels of decoder layers, where the family has them."""

@@ -66,6 +66,7 @@ void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, cons
     if (s.lora_slots) team.wait();  // a thread reads the rows of others, to which these have added updates
     if (l.recurrent->decay_rates) recur_by_delta_rule(l, s, layer, w, team);
     else convolve(l, s, layer, w, team);
+    clock.mark(kAttentionStage);
   }
   if (Format::num_prepared_words(1) > 0) {  // several threads write a row, so it is prepared after all have written
     Team::for_rows(rows, [&](int64_t r) { mixed.written(r, rows); });

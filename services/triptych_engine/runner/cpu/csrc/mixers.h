@@ -57,7 +57,8 @@ void attend(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, 
   if (!l.has_gate) return;
   Team::for_rows(s.attention->num_tokens, [&](int64_t r) {
     for (int64_t h = 0; h < l.num_q_heads; h++) {
-      sigmoid_mul_row(w.in + r * l.in.out_features + head_offset(l, h) + l.head_dim, w.mixed + r * l.out.in_features + h * l.head_dim, l.head_dim);
+      const float* gate = w.in + r * l.in.out_features + head_offset(l, h) + l.head_dim;
+      sigmoid_mul_row(gate, w.mixed + r * l.out.in_features + h * l.head_dim, l.head_dim);
     }
   });
   team.wait();

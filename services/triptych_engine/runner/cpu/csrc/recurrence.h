@@ -110,6 +110,7 @@ void recur_columns(const RecurArgs& args, int64_t sequence, int64_t head, int64_
   const auto matrix_of = [&](int32_t slot) { return args.state + (slot * args.num_heads + head) * key_dim * value_dim + column; };
 
   const int32_t first = segments.first_segment[sequence], last = segments.first_segment[sequence + 1];
+  if (first == last) return;
   if (segments.is_fresh[first]) {
     std::fill(columns.state, columns.state + key_dim * count, rf{});
   } else {

@@ -50,6 +50,7 @@ inline void conv_channels(const ConvArgs& args, int64_t sequence, int64_t channe
   };
 
   const int32_t first = segments.first_segment[sequence], last = segments.first_segment[sequence + 1];
+  if (first == last) return;
   for (int j = 0; j < width; j++) before[j] = segments.is_fresh[first] ? vf{} : load(state_of(segments.slots[first]) + j * channels);
   for (int32_t s = first; s < last; s++) {
     for (int64_t t = segments.first_token[s]; t < segments.first_token[s + 1]; t++) {

@@ -8,8 +8,9 @@ namespace triptych {
 
 enum Stage { kLinearStage, kAttentionStage, kOtherStage, kEmbeddingStage, kHeadStage, kStages };
 
-// Nanoseconds of each stage, as measured by the first thread of a team. `mark` must be called after barriers, so that waiting for
-// other threads is part of the stage; the embedding, which has none, leaves the wait to the first norm. One clock per thread.
+// Nanoseconds of each stage, as measured by the first thread of a team. What is recurrent in the place of an attention counts as one.
+// `mark` must be called after barriers, so that waiting for other threads is part of the stage; the embedding, which has none, leaves
+// the wait to the first norm. One clock per thread.
 class StageClock {
  public:
   explicit StageClock(int64_t* ns) : ns_(ns), since_(ns ? now() : 0) {}
