@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.builders.engine import a_tiny_llama_config, save_random_model
+from support.cpu_levels import LEVELS
 from support.drivers.attention import RAGGED, TOLERANCE, run_both
 from triptych_common.host.cpu import isas_of_this_cpu
 from triptych_engine.runner import builder
@@ -83,7 +84,7 @@ def test_a_library_that_does_not_load_is_built_again(
     assert bad.read_bytes() == good.read_bytes()
 
 
-@pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("isa", LEVELS)
 def test_each_instruction_set_that_this_cpu_has_is_right(isa: str, kernels_for: Callable[[str], CpuKernels]):
     kernels = kernels_for(isa)
     for dtype, tolerance in TOLERANCE.items():
@@ -95,7 +96,7 @@ def test_each_instruction_set_that_this_cpu_has_is_right(isa: str, kernels_for: 
         torch.testing.assert_close(kernels.linear_wide(x, kernels.pack_linear(weight), None, 96), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("isa", isas_of_this_cpu())
+@pytest.mark.parametrize("isa", LEVELS)
 def test_a_forced_instruction_set_serves_a_model(isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Loading checks its logits against transformers'."""
     monkeypatch.setenv("TRIPTYCH_CPU_ISA", isa)
