@@ -8,8 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from support.cpu_levels import LEVELS
 from triptych.errors import StartupError
-from triptych_common.host.cpu import ISA_VARIABLE, isas_of_this_cpu
+from triptych_common.host.cpu import ISA_VARIABLE
 from triptych_common.host.torch_env import set_torch_environment
 
 LIBRARIES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
@@ -65,7 +66,7 @@ def test_an_instruction_set_that_the_cpu_lacks_is_refused(monkeypatch: pytest.Mo
         set_torch_environment()
 
 
-@pytest.mark.parametrize("isa", [isa for isa in isas_of_this_cpu() if isa.startswith("x86")])
+@pytest.mark.parametrize("isa", [isa for isa in LEVELS if isa.startswith("x86")])
 def test_each_library_uses_the_forced_instruction_set(isa: str) -> None:
     """Without this, a test run that forces a level would still compute with what the CPU has."""
     environment = {**os.environ, ISA_VARIABLE: isa, "ONEDNN_VERBOSE": "all"}
