@@ -77,10 +77,10 @@ models-of-tests: $(VENV)/.dev
 	$(BIN)/triptych fetch all-minilm-l6-v2
 
 # Where the environment switches compiled files off, each process would compile all that it imports, and pytest rewrite the
-# assertions of all tests again: 10 seconds of each process that runs tests.
+# assertions of all tests again.
 test test-long test-levels test-mp: export PYTHONDONTWRITEBYTECODE =
 
-test: models-of-tests ## Run the tests that a change should pass before it is shared (12 minutes on two slow cores)
+test: models-of-tests ## Run the tests that a change should pass before it is shared (17 minutes on two slow cores)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 test-long: models-of-tests ## Run the longer tests of CI: services that are killed and replaced under load, statistics of sampling

@@ -77,9 +77,8 @@ def _recurrent_args(parts: RecurrentParts) -> tuple[Any, ...]:
     if (rule := parts.delta_rule) is not None:
         args.decay_rates, args.decay_bias = rule.decay_rates.data_ptr(), rule.decay_bias.data_ptr()
         args.norm, args.norm_eps = rule.norm.weight.data_ptr(), rule.norm.eps
-        args.num_key_heads, args.num_heads, args.key_dim, args.value_dim = (
-            rule.num_key_heads, rule.num_heads, rule.key_dim, rule.value_dim,
-        )  # fmt: skip
+        args.num_key_heads, args.num_heads = rule.num_key_heads, rule.num_heads
+        args.key_dim, args.value_dim = rule.key_dim, rule.value_dim
     return args, weight, bias, rule
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from triptych_engine.runner.attention.paged import LayerShape, current_backend
 from triptych_engine.runner.fusion.calls import AttentionCall, ModuleCall
-from triptych_engine.runner.fusion.kernels import AttentionParts, DeltaRuleParts, FusedKernels, Norm, PackedLinear, RecurrentParts
+from triptych_engine.runner.fusion.kernels import AttentionParts, DeltaRuleParts, FusedKernels, PackedLinear, RecurrentParts
 from triptych_engine.runner.fusion.modules import FusedGatedRMSNorm, FusedRMSNorm, LinearPart
 from triptych_engine.runner.fusion.recognition import LayerNames, consists_of
 from triptych_engine.runner.fusion.rotary import CosSin
@@ -112,8 +112,7 @@ class DeltaRuleMixer(RecurrentMixer):
     def __init__(self, module: Any, norm: FusedGatedRMSNorm) -> None:
         num_heads, value_dim = len(module.A_log), len(norm.scale)
         rates, bias = -module.A_log.data.float().exp(), module.dt_bias.data.float().contiguous()
-        own = Norm(norm.scale, norm.eps)
-        rule = DeltaRuleParts(rates, bias, own, module.num_k_heads, num_heads, module.head_k_dim, value_dim)
+        rule = DeltaRuleParts(rates, bias, norm.norm, module.num_k_heads, num_heads, module.head_k_dim, value_dim)
         super().__init__(module, module.conv1d, rule)
         self.products, self._norm = (module.in_proj_qkv.product, module.out_proj), norm
         keys, values = module.num_k_heads * module.head_k_dim, num_heads * value_dim
@@ -157,9 +156,8 @@ def _is_attention(attention: Any, names: LayerNames) -> bool:
 
 
 def _is_conv(conv: Any, names: LayerNames) -> bool:
-    if not consists_of(conv, {"in_proj": PackedLinear, "conv": nn.Conv1d, "out_proj": PackedLinear}) or not hasattr(
-        conv, "recurrent"
-    ):
+    parts = {"in_proj": PackedLinear, "conv": nn.Conv1d, "out_proj": PackedLinear}
+    if not hasattr(conv, "recurrent") or not consists_of(conv, parts):
         return False
     return bool(conv.in_proj.out_features == 3 * conv.conv.in_channels == 3 * conv.conv.groups)
 

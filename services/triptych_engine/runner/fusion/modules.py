@@ -114,5 +114,10 @@ class FusedGatedRMSNorm(nn.Module):
         super().__init__()
         self.scale, self.eps, self._compute = weight.float().contiguous(), eps, compute
 
+    @property
+    def norm(self) -> Norm:
+        """What a kernel needs of it."""
+        return Norm(self.scale, self.eps)
+
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         return self._compute(x, gate.to(x.dtype), self.scale, self.eps)
