@@ -67,7 +67,7 @@ def assert_invariant(driver: EngineDriver) -> None:
     assert answers(again) == {name: (ids, logprobs, []) for name, (ids, logprobs, _) in alone.items()}
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3.5-text"])
+@pytest.mark.parametrize("family", ["granite4-dense", "lfm2", "qwen3.5-text"])
 def test_with_recurrent_layers(family: str, tmp_path: Path) -> None:
     save_random_model(tmp_path, HYBRIDS[family], dtype=torch.bfloat16)
     assert_invariant(EngineDriver(tmp_path, dtype=torch.bfloat16, batch_invariant=True))

@@ -14,7 +14,8 @@ from support.drivers.engine import EngineDriver, transformers_greedy
 KINDS = ["qwen3.5-text", "kimi-linear", "granite4-hybrid", "falcon-h1", "lfm2"]
 SYSTEM = [(i * 31) % 90 + 3 for i in range(70)]
 #: Computed in float32; weights that are bfloat16 go through the kernels of whole layers, where the family has them.
-CASES = [*((family, torch.float32) for family in KINDS), *((family, torch.bfloat16) for family in ("lfm2", "qwen3.5-text"))]
+WHOLE = ["granite4-dense", "lfm2", "qwen3.5-text"]
+CASES = [*((family, torch.float32) for family in KINDS), *((family, torch.bfloat16) for family in WHOLE)]
 
 
 @pytest.mark.parametrize(("family", "weights"), CASES)
@@ -60,7 +61,7 @@ def test_without_kernels_the_tokens_are_the_same(family: str, tmp_path: Path):
     assert [generated[f"r{i}"].token_ids for i in range(3)] == expected
 
 
-@pytest.mark.parametrize("family", ["granite4-hybrid", "lfm2", "qwen3.5-text"])
+@pytest.mark.parametrize("family", ["granite4-hybrid", *WHOLE])
 def test_in_16_bits_and_in_int8_the_prompt_has_nearly_the_same_logits(family: str, tmp_path: Path):
     save_random_model(tmp_path, HYBRIDS[family], dtype=torch.bfloat16)
     exact = EngineDriver(tmp_path).runner.prompt_logits(SYSTEM)

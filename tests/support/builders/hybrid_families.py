@@ -37,6 +37,16 @@ HYBRIDS: dict[str, PretrainedConfig] = {
     "granite4-hybrid": transformers.GraniteMoeHybridConfig(
         **COMMON, **_MAMBA, layer_types=_ALTERNATING, num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=16
     ),
+    "granite4-dense": transformers.GraniteMoeHybridConfig(
+        **COMMON,
+        **{**_MAMBA, "mamba_n_groups": 1},
+        layer_types=_ALTERNATING,
+        num_local_experts=0,
+        shared_intermediate_size=48,
+        embedding_multiplier=3.0,
+        logits_scaling=2.0,
+        residual_multiplier=0.5,
+    ),
     "kimi-linear": transformers.KimiLinearConfig(
         **LATENT, **ROUTED, linear_num_heads=4, linear_head_dim=16, layer_types=_ALTERNATING
     ),

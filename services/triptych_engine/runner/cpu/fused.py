@@ -102,9 +102,10 @@ class CpuFusedKernels:
         rotary: tuple[Rotary, torch.Tensor, torch.Tensor],
         norm: nn.Module,
         head: nn.Module,
+        embedding_scale: float,
     ) -> ModelKernel | None:
         tables = PositionTables.find(*rotary)
-        return None if tables is None else ModelKernel.of(stack, embedding, tables, norm, head)
+        return None if tables is None else ModelKernel.of(stack, embedding, tables, norm, head, embedding_scale)
 
     def attention(self) -> AttentionBackend:
         if self._kernels is None:

@@ -59,7 +59,7 @@ class RecurrentLayerArgs(ctypes.Structure):
     """Mirror of RecurrentLayerArgs in decoder_args.h; the fields are described there."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("conv_weight", "conv_bias", "decay_rates", "decay_bias", "norm")),
+        *((name, ctypes.c_void_p) for name in ("conv_weight", "conv_bias", "decay_rates", "decay_bias", "norm", "skip")),
         *((name, ctypes.c_int32) for name in ("conv_width", "num_key_heads", "num_heads", "key_dim", "value_dim")),
         ("norm_eps", ctypes.c_float),
     ]
@@ -75,6 +75,7 @@ class DecoderLayerArgs(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "window")),
         *((name, ctypes.c_int32) for name in ("has_gate", "index")),
         *((name, ctypes.c_float) for name in ("norm_eps", "mlp_norm_eps", "qk_norm_eps", "scaling", "softcap")),
+        ("residual_scale", ctypes.c_float),
     ]
 
 

@@ -142,9 +142,9 @@ class CpuKernels:
 
     def takes_recurrent(self, parts: RecurrentParts) -> bool:
         """Whether the kernels of whole layers compute this."""
-        rule = parts.delta_rule
-        takes_rule = rule is None or self._takes_recurrence(rule.key_dim, rule.value_dim)
-        return bool(takes_rule and self._takes_conv(parts.weight.shape[0], parts.weight.shape[1] - 1))
+        recurrence = parts.recurrence
+        takes_recurrence = recurrence is None or self._takes_recurrence(recurrence.key_dim, recurrence.value_dim)
+        return bool(takes_recurrence and self._takes_conv(parts.weight.shape[0], parts.weight.shape[1] - 1))
 
     def workspace(self, num_rows: int, words_per_row: int) -> int:
         """Address of scratch memory for rows of 32-bit words. All layers share it, because a thread runs them one after the other.

@@ -34,13 +34,14 @@ class LayerKernel:
         product_fields = zip(("in_", "out", "gate_up", "down"), map(packed_weight, products), strict=True)
         self.args = DecoderLayerArgs(
             norm=norm.weight.data_ptr(), mlp_norm=mlp_norm.weight.data_ptr(), norm_eps=norm.eps, mlp_norm_eps=mlp_norm.eps,
-            index=parts.index, ranks=parts.ranks, **dict(product_fields), **fields,
+            index=parts.index, ranks=parts.ranks, residual_scale=parts.residual_scale, **dict(product_fields), **fields,
         )  # fmt: skip
         self.weight_format: str = products[0].weight_format
-        #: What must be equal for layers that are computed in one call; of those with an attention, also its heads.
+        #: What must be equal for layers that are computed in one call; of those with an attention, also its heads, and whether
+        #: it is rotated.
         self.shape = self.weight_format, self.args.in_.in_features
         sizes = self.args.num_q_heads, self.args.num_kv_heads, self.args.head_dim, self.args.v_head_dim
-        self.heads = None if isinstance(parts.mixer, RecurrentParts) else sizes
+        self.heads = None if isinstance(parts.mixer, RecurrentParts) else (*sizes, parts.mixer.is_rotated)
         self._alone = LayerStack([self])
 
     def compute(self, backend: CpuAttention, x: torch.Tensor, rotations: Sequence[CosSin | None]) -> torch.Tensor:
@@ -74,12 +75,12 @@ def _fields_of(parts: AttentionParts | RecurrentParts) -> tuple[Any, ...]:
 def _recurrent_args(parts: RecurrentParts) -> tuple[Any, ...]:
     weight, bias = parts.weight.float().T.contiguous(), None if parts.bias is None else parts.bias.float().contiguous()
     args = RecurrentLayerArgs(conv_weight=weight.data_ptr(), conv_bias=_address(bias), conv_width=len(weight) - 1)
-    if (rule := parts.delta_rule) is not None:
-        args.decay_rates, args.decay_bias = rule.decay_rates.data_ptr(), rule.decay_bias.data_ptr()
-        args.norm, args.norm_eps = rule.norm.weight.data_ptr(), rule.norm.eps
-        args.num_key_heads, args.num_heads = rule.num_key_heads, rule.num_heads
-        args.key_dim, args.value_dim = rule.key_dim, rule.value_dim
-    return args, weight, bias, rule
+    if (own := parts.recurrence) is not None:
+        args.decay_rates, args.decay_bias, args.skip = own.decay_rates.data_ptr(), own.decay_bias.data_ptr(), _address(own.skip)
+        args.norm, args.norm_eps = own.norm.weight.data_ptr(), own.norm.eps
+        args.num_key_heads, args.num_heads = own.num_key_heads, own.num_heads
+        args.key_dim, args.value_dim = own.key_dim, own.value_dim
+    return args, weight, bias, own
 
 
 class LayerStack:
@@ -96,7 +97,8 @@ class LayerStack:
 
     def compute(self, backend: CpuAttention, x: torch.Tensor, rotations: Sequence[CosSin | None]) -> torch.Tensor:
         """See `fusion.kernels.LayerStack`."""
-        out, (cos, sin) = torch.empty_like(x), rotations[0] or (x, x)  # which recurrent layers do not read
+        none = x.new_empty(0, 0)
+        out, (cos, sin) = torch.empty_like(x), next(filter(None, rotations), (none, none))
         self.run(backend, x.shape[0], x=x.data_ptr(), out=out.data_ptr(), cos=cos, sin=sin)
         return out
 
@@ -126,8 +128,8 @@ class LayerStack:
             step, state = parts.layers.conv_state(parts.number, num_tokens, parts.weight)
             convs[number] = state.data_ptr()
             kept_alive += [step, state]
-            if (rule := parts.delta_rule) is not None:
-                sizes = rule.num_heads, rule.key_dim, rule.value_dim
+            if (own := parts.recurrence) is not None:
+                sizes = own.num_heads, own.key_dim, own.value_dim
                 _, state = parts.layers.matrix_state(parts.number, num_tokens, *sizes, state.device)
                 matrices[number] = state.data_ptr()
                 kept_alive.append(state)

@@ -28,22 +28,37 @@ class ModelKernel:
     Args:
         embedding: one that the kernel does not know is called.
         head: computes in the format of the layers.
+        embedding_scale: what the embedding returns is multiplied by it.
     """
 
     def __init__(
-        self, stack: LayerStack, embedding: nn.Module, tables: PositionTables, norm: FusedRMSNorm, head: KernelLinear
+        self,
+        stack: LayerStack,
+        embedding: nn.Module,
+        tables: PositionTables,
+        norm: FusedRMSNorm,
+        head: KernelLinear,
+        embedding_scale: float,
     ) -> None:
-        self._stack, self._embedding, self._tables = stack, embedding, tables
+        self._stack, self._embedding, self._tables, self._embedding_scale = stack, embedding, tables, embedding_scale
         table, bits, scale = _embedding_table(embedding, head.out_features)
         self._looks_up = table is not None
         self._kept_alive, self._vocab_size = (table, norm, head), head.out_features
         address = None if table is None else table.data_ptr()
         rounds = norm.dtype == torch.bfloat16
-        self._ends = DecoderEndsArgs(address, norm.scale.data_ptr(), packed_weight(head), scale, norm.eps, bits, rounds)
+        self._ends = DecoderEndsArgs(
+            address, norm.scale.data_ptr(), packed_weight(head), scale * embedding_scale, norm.eps, bits, rounds
+        )
 
     @classmethod
     def of(
-        cls, stack: LayerStack, embedding: nn.Module, tables: PositionTables, norm: nn.Module, head: nn.Module
+        cls,
+        stack: LayerStack,
+        embedding: nn.Module,
+        tables: PositionTables,
+        norm: nn.Module,
+        head: nn.Module,
+        embedding_scale: float,
     ) -> ModelKernel | None:
         """The kernel for these parts; None if it cannot compute them."""
         linear = head.linear if isinstance(head, WideHead) else head
@@ -51,7 +66,7 @@ class ModelKernel:
             return None
         if linear.weight_format != stack.weight_format or (linear is head and norm.dtype != torch.float32):
             return None
-        return cls(stack, embedding, tables, norm, linear)
+        return cls(stack, embedding, tables, norm, linear, embedding_scale)
 
     def takes(self, position_ids: torch.Tensor) -> bool:
         return self._tables.takes(position_ids)
@@ -71,6 +86,8 @@ class ModelKernel:
         else:
             embeds = self._embedding(token_ids[None]) if inputs_embeds is None else inputs_embeds
             x = embeds[0].float().contiguous()
+            if self._embedding_scale != 1:
+                x = x * self._embedding_scale
         cos, sin, rows = self._tables.of(position_ids)
         out, logits = torch.empty(num_tokens, self._ends.head.in_features), torch.empty(num_wanted, self._vocab_size)
         self._stack.run(

@@ -52,7 +52,7 @@ class CpuRecurrentOps:
         self._recur = {dtype: getattr(library, f"triptych_recur_{name}") for dtype, name in _TYPES.items()}
         self._gated_rms_norm = {dtype: getattr(library, f"triptych_gated_rms_norm_{name}") for dtype, name in _TYPES.items()}
         for function in self._gated_rms_norm.values():
-            function.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_int64, ctypes.c_float]
+            function.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_int64, ctypes.c_float, ctypes.c_int]
         self._weights: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = {}  # data pointer -> see `_prepared`
         for name, struct in (("conv", ConvArgs), ("recur", RecurArgs)):
             size = getattr(library, f"triptych_{name}_args_size")
@@ -60,13 +60,16 @@ class CpuRecurrentOps:
             if size() != ctypes.sizeof(struct):
                 raise AssertionError(f"{struct.__name__} does not mirror that of csrc/")
 
-    def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x / rms(x) * weight * silu(gate) over the last dimension; x and gate of the same dtype, fp32 or bf16, weight fp32."""
+    def gated_rms_norm(
+        self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, gates_first: bool
+    ) -> torch.Tensor:
+        """x / rms(x) * weight * silu(gate) over the last dimension, or the norm of x * silu(gate); x and gate of the same dtype,
+        fp32 or bf16, weight fp32."""
         x, gate = x.contiguous(), gate.contiguous()
         out = torch.empty_like(x)
         size = weight.shape[0]
         self._gated_rms_norm[x.dtype](
-            x.data_ptr(), gate.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps
+            x.data_ptr(), gate.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps, gates_first
         )
         return out
 

@@ -120,7 +120,9 @@ class CudaFusedKernels:
 
     def whole_layer(self, parts: LayerParts) -> CudaLayers | None:
         mixer = parts.mixer
-        return CudaLayers([parts], self) if isinstance(mixer, AttentionParts) and not mixer.has_gate else None
+        if not isinstance(mixer, AttentionParts) or mixer.has_gate or not mixer.is_rotated or parts.residual_scale != 1:
+            return None
+        return CudaLayers([parts], self)
 
     def can_stack(self, layers: Sequence[CudaLayers]) -> bool:
         return len(layers) > 0  # layers that differ can be computed one after the other

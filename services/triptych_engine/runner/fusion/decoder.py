@@ -3,7 +3,7 @@ Where the kernels can, all of these are one call.
 
 With few rows, a layer computes for about a hundred microseconds, while transformers' forward pass goes through a dozen Python calls
 per layer, and builds masks and outputs. Whether a model does nothing else does not depend on its class: its calls on a real input
-are recorded, and each part must get the very tensor that the part before it returned, unchanged.
+are recorded, and each part must get the very tensor that the part before it returned, unchanged but for a known factor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from triptych_engine.runner.attention.paged import AttentionBackend, attending
 from triptych_engine.runner.fusion.calls import ModuleCall, is_same_tensor, recorded_calls
 from triptych_engine.runner.fusion.kernels import FusedKernels, WholeModel
 from triptych_engine.runner.fusion.layer import FusedDecoderLayer, first_tokens, trial_backend
-from triptych_engine.runner.fusion.rotary import Rotation, dense
+from triptych_engine.runner.fusion.rotary import Rotation, dense, rotation_of
 from triptych_engine.runner.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class Decoder:
         layers: all with a kernel, of one stack.
         norm: [n, hidden_size] -> [n, hidden_size].
         head: [1, n, hidden_size] -> [1, n, vocab_size].
+        factors: what the embedding's result is multiplied by, and what the head's is divided by.
     """
 
     def __init__(
@@ -47,11 +48,12 @@ class Decoder:
         layers: Sequence[FusedDecoderLayer],
         norm: nn.Module,
         head: nn.Module,
+        factors: tuple[float, float],
     ) -> None:
-        self._kernels = kernels
+        self._kernels, (self._embedding_scale, self._logits_divisor) = kernels, factors
         self._embedding, self._rotations, self._layers, self._norm, self._head = embedding, rotations, layers, norm, head
         self._stack = kernels.stack([layer.kernel for layer in layers])
-        self._ends = (embedding, *(rotation.module for rotation in dict.fromkeys(rotations)), norm, head)
+        self._ends = (embedding, *dict.fromkeys(one.module for one in rotations if one.module is not None), norm, head)
         self._num_hooks = _num_hooks(self._ends)  # of a bfloat16 model's embedding, one that widens its result
         self._whole: WholeModel | None = None
 
@@ -60,7 +62,8 @@ class Decoder:
         """Compute all parts in one call from now on, if the kernels can. Arguments as of `find_decoder`."""
         hidden = self._embedding(token_ids[None, :1])
         rotary = self._rotations[0], hidden, position_ids
-        self._whole = self._kernels.whole_model(self._stack, self._embedding, rotary, self._norm, self._head)
+        parts = self._stack, self._embedding, rotary, self._norm, self._head
+        self._whole = self._kernels.whole_model(*parts, self._embedding_scale)
 
     def compute_by_parts(self) -> None:
         """Compute the parts in several calls from now on."""
@@ -84,6 +87,8 @@ class Decoder:
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         embeds = self._embedding(token_ids[None]) if inputs_embeds is None else inputs_embeds
+        if self._embedding_scale != 1:
+            embeds = embeds * self._embedding_scale
         tables = {one: dense(one(embeds, position_ids)) for one in dict.fromkeys(self._rotations)}
         states = embeds[0] if embeds.dtype == torch.float32 else embeds[0].float()
         states = self._stack.compute(backend, states.contiguous(), [tables[rotation] for rotation in self._rotations])
@@ -100,13 +105,15 @@ class Decoder:
     ) -> torch.Tensor:
         whole = self._whole
         if whole is not None and whole.takes(position_ids) and _num_hooks(self._ends) == self._num_hooks:
-            return whole.logits(backend, token_ids, position_ids, inputs_embeds, wanted)
+            return self._divided(whole.logits(backend, token_ids, position_ids, inputs_embeds, wanted))
         return self.logits_by_parts(token_ids, position_ids, backend, inputs_embeds, wanted)
 
     def logits_by_parts(self, *arguments: Any) -> torch.Tensor:
         """Like `logits`, in several calls."""
-        logits: torch.Tensor = self._head(self.hidden(*arguments)[None])[0]
-        return logits
+        return self._divided(self._head(self.hidden(*arguments)[None])[0])
+
+    def _divided(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits if self._logits_divisor == 1 else logits.div_(self._logits_divisor)
 
 
 def _num_hooks(modules: Iterable[nn.Module]) -> int:
@@ -140,15 +147,18 @@ def find_decoder(
         parts = _find_parts(model, kernels, layers, token_ids, position_ids)
         if parts is None:
             return None
-        return [[own_names[module] for module in parts.ends], *([own_names[one.module], *one.args] for one in parts.rotations)]
+        return [
+            [own_names[module] for module in parts.ends],
+            *([own_names[one.module], *one.args] if one.module is not None else [] for one in parts.rotations),
+        ]
 
     names = verdicts.of(question, find)
     if names is None:
         return None
     ends, *rotations = names
     embedding, norm, head = map(model.get_submodule, ends)
-    parts = _Parts((embedding, norm, head), [Rotation(model.get_submodule(name), tuple(args)) for name, *args in rotations])
-    decoder = _decoder_of(kernels, layers, parts)
+    known = [Rotation(model.get_submodule(given[0]), tuple(given[1:])) if given else Rotation() for given in rotations]
+    decoder = _decoder_of(kernels, layers, _Parts((embedding, norm, head), known, _factors_of(model) or (1.0, 1.0)))
     is_one_call = _becomes_one_call(decoder, token_ids, position_ids)
     # Asked first: a rank that computes by parts would not take part in what the others compute to compare.
     if not verdicts.of(f"{question} can be one call", lambda: is_one_call) or not verdicts.of(
@@ -160,15 +170,24 @@ def find_decoder(
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a decoder has besides its layers: embedding, last norm and head; and the rotary embedding of each layer."""
+    """What a decoder has besides its layers: embedding, last norm and head; the rotary embedding of each layer; and factors, see
+    Decoder."""
 
     ends: tuple[nn.Module, nn.Module, nn.Module]
     rotations: list[Rotation]
+    factors: tuple[float, float]
+
+
+def _factors_of(model: PreTrainedModel) -> tuple[float, float] | None:
+    """The factors of a model that has them, by the names in Granite's configurations."""
+    config = model.config.get_text_config()
+    scale, divisor = (getattr(config, name, None) for name in ("embedding_multiplier", "logits_scaling"))
+    return None if scale is None or divisor is None else (float(scale), float(divisor))
 
 
 def _decoder_of(kernels: FusedKernels, layers: Sequence[FusedDecoderLayer], parts: _Parts) -> Decoder:
     embedding, norm, head = parts.ends
-    return Decoder(kernels, embedding, parts.rotations, layers, norm, head)
+    return Decoder(kernels, embedding, parts.rotations, layers, norm, head, parts.factors)
 
 
 def _find_parts(
@@ -205,42 +224,27 @@ def _parts_of(
     stack = [call for call in calls if call.module in set(layers)]
     if [call.module for call in stack] != list(layers):
         return None
-    rotations = [_rotation_of(layer, calls, stack[0].input, position_ids) for layer in stack]
+    factors = _factors_of(model)
+    scale, divisor = factors or (1.0, 1.0)
+    rotations = [rotation_of(layer, calls, stack[0].input, position_ids) for layer in stack]
     embeddings = [call for call in calls if call.module is model.get_input_embeddings()]
-    heads = [call for call in calls if call.module is model.get_output_embeddings() and is_same_tensor(call.output, logits)]
+    heads = [call for call in calls if call.module is model.get_output_embeddings()]
     norms = [call for call in calls if call not in stack and stack[-1].hands_on_to(call)]
     if not (len(embeddings) == len(heads) == len(norms) == 1):
         return None
-    if not all(before.hands_on_to(call) for before, call in pairwise([*embeddings, *stack, *norms, *heads])):
+    begins = embeddings[0].hands_on_to(stack[0]) or (factors and torch.equal(embeddings[0].output * scale, stack[0].input))
+    ends = is_same_tensor(heads[0].output, logits) or (factors and torch.equal(heads[0].output / divisor, logits))
+    if not begins or not ends:
+        return None
+    if not all(before.hands_on_to(call) for before, call in pairwise([*stack, *norms, *heads])):
         return None
     known = [rotation for rotation in rotations if rotation is not None]
     if len(known) < len(rotations):
         return None
-    return _Parts((embeddings[0].module, norms[0].module, heads[0].module), known)
-
-
-def _rotation_of(
-    layer: ModuleCall, calls: Sequence[ModuleCall], hidden: torch.Tensor, position_ids: torch.Tensor
-) -> Rotation | None:
-    """What made a layer's cosines and sines, of the embeddings and the position ids."""
-    made = [call for call in calls if call.output is layer.position_embeddings]
-    if len(made) != 1:
-        return None
-    given = [*made[0].args, *made[0].kwargs.values()]
-    args = tuple(given[2:])
-    if (
-        len(given) < 2
-        or not is_same_tensor(given[0], hidden)
-        or not _has_numbers_of(given[1], position_ids)
-        or not all(isinstance(arg, str) for arg in args)
-    ):
-        return None
-    return Rotation(made[0].module, args)
-
-
-def _has_numbers_of(given: Any, position_ids: torch.Tensor) -> bool:
-    """Whether a module got the position ids, for which some models make more axes."""
-    return isinstance(given, torch.Tensor) and given.shape[-2:] == position_ids.shape[-2:] and bool((given == position_ids).all())
+    # Whatever does not rotate may get the cosines of the others.
+    first = next((rotation for rotation in known if rotation.module is not None), Rotation())
+    known = [first if rotation.module is None else rotation for rotation in known]
+    return _Parts((embeddings[0].module, norms[0].module, heads[0].module), known, (scale, divisor))
 
 
 def _computes_the_same(

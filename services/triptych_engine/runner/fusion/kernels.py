@@ -62,6 +62,7 @@ class AttentionParts:
     Attributes:
         has_gate: whether the attention's output is multiplied by the sigmoid of a gate, [num_q_heads, head_dim]. The input product
             has each head's behind its query.
+        is_rotated: whether queries and keys are.
         qk_norms: weights [head_dim] fp32 of queries' and keys' norms, and their epsilon; None for none.
         options: options of the attention backend's `forward`.
     """
@@ -71,15 +72,18 @@ class AttentionParts:
     qk_norms: tuple[torch.Tensor, torch.Tensor, float] | None
     options: dict[str, Any]
     has_gate: bool
+    is_rotated: bool
 
 
 @dataclass(frozen=True)
-class DeltaRuleParts:
-    """A gated delta rule and its norm.
+class RecurrenceParts:
+    """A recurrence and its norm: a gated delta rule, or Mamba-2.
 
     Attributes:
         decay_rates, decay_bias: [num_heads] fp32.
-        norm: of each head's output, [value_dim].
+        norm: of each head's output, [value_dim], before the gate; of Mamba-2 of all heads' together, [num_heads * value_dim],
+            behind the gate.
+        skip: [num_heads] fp32 of Mamba-2; None of a delta rule.
     """
 
     decay_rates: torch.Tensor
@@ -89,24 +93,25 @@ class DeltaRuleParts:
     num_heads: int
     key_dim: int
     value_dim: int
+    skip: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class RecurrentParts:
-    """What is recurrent in the place of an attention: a short convolution, between two gates or before a gated delta rule.
+    """What is recurrent in the place of an attention: a short convolution, between two gates or before a recurrence.
 
     Attributes:
         layers: keep its states.
         number: of the module among those with states.
         weight, bias: of the convolution, [channels, width + 1], and [channels] or None.
-        delta_rule: None if the convolution is between two gates.
+        recurrence: None if the convolution is between two gates.
     """
 
     layers: RecurrentLayers
     number: int
     weight: torch.Tensor
     bias: torch.Tensor | None
-    delta_rule: DeltaRuleParts | None = None
+    recurrence: RecurrenceParts | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,7 @@ class LayerParts:
         products: input product of the mixer (such as q/k/v concatenated), output; of a gated MLP also gate and up, down.
         activation: of a gated MLP, one of `FusedKernels.activations`.
         moe: the mixture of experts that a layer has in place of a gated MLP.
+        residual_scale: what attention and MLP return is multiplied by it, before it is added to the residual stream.
         ranks: address of what adds up the outputs of the second and the fourth product, of ranks that have shares of the layer;
             None if it is whole.
     """
@@ -132,6 +138,7 @@ class LayerParts:
     products: tuple[PackedLinear, ...]
     activation: str
     moe: FusedMoE | None
+    residual_scale: float
     ranks: int | None = None
 
 
@@ -143,7 +150,7 @@ class LayerStack(Protocol):
 
         Args:
             backend: one that `FusedKernels.attends_with` accepts.
-            rotations: of each layer; all the same unless `FusedKernels.rotates_by_layer`. None if no layer has an attention.
+            rotations: of each layer; all the same unless `FusedKernels.rotates_by_layer`. None for those that rotate nothing.
         """
         ...
 
@@ -171,8 +178,9 @@ class WholeModel(Protocol):
         ...
 
 
-#: (x, gate, weight, eps) -> x / rms(x) * weight * silu(gate) over the last dimension; weight fp32, the others of one dtype.
-GatedRMSNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+#: (x, gate, weight, eps, gates_first) -> x / rms(x) * weight * silu(gate) over the last dimension, or, if the gate comes first, the
+#: norm of x * silu(gate); weight fp32, the others of one dtype.
+GatedRMSNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, bool], torch.Tensor]
 
 
 class FusedKernels(Protocol):
@@ -269,6 +277,7 @@ class FusedKernels(Protocol):
         rotary: tuple[Rotary, torch.Tensor, torch.Tensor],
         norm: nn.Module,
         head: nn.Module,
+        embedding_scale: float,
     ) -> WholeModel | None:
         """All parts of a decoder in one call; None if the kernels do not compute all of them.
 
@@ -276,6 +285,7 @@ class FusedKernels(Protocol):
             stack: its layers, as `stack` has returned them.
             rotary: the rotary embedding; the embedding of a token, [1, 1, hidden_size]; and position ids of the model's form,
                 spread over the whole context.
+            embedding_scale: the embedding's result is multiplied by it.
         """
         ...
 

@@ -1,5 +1,6 @@
-"""A decoder layer of the common kind (Llama's; or LFM2's and Qwen3.5's, some of which are recurrent) as four matrix products and a
-few kernels between them, instead of about forty torch calls; or as a whole, if the device's kernels compute all of its parts.
+"""A decoder layer of the common kind (Llama's; or LFM2's, Qwen3.5's and Granite 4's, some of which are recurrent) as four matrix
+products and a few kernels between them, instead of about forty torch calls; or as a whole, if the device's kernels compute all of
+its parts.
 
 With few rows, most of a step's time is the overhead of calls, not computation. Whether a layer is of the common kind does not
 depend on its class. A layer whose parts have the same names as Llama's is run next to its replacement on a real input. It is
@@ -56,6 +57,7 @@ class FusedDecoderLayer(nn.Module):
         self._kernels, self._mixer, self._mlp_name = kernels, mixer, names.mlp
         self._norms: list[FusedRMSNorm] = [getattr(layer, name) for name in names.norms]
         self._in, self._out = mixer.products
+        self._residual_scale = float(getattr(layer, "residual_multiplier", 1.0))
         self._mlp: Any = getattr(layer, names.mlp)
         self.index, self.dtype, self.tables = mixer.index, mixer.dtype, tables
         #: The layer as a whole, if the kernels compute it.
@@ -65,8 +67,8 @@ class FusedDecoderLayer(nn.Module):
             self.attention_type = layer.attention_type
 
     def forward(self, hidden_states: torch.Tensor, *, position_embeddings: Any = None, **ignored: Any) -> torch.Tensor:
-        """hidden_states: [1, num_tokens, hidden_size] fp32; position_embeddings: cos and sin, [1, num_tokens, rotary_dim], which
-        only an attention needs."""
+        """hidden_states: [1, num_tokens, hidden_size] fp32; position_embeddings: cos and sin, [1, num_tokens, rotary_dim], if
+        its attention rotates."""
         backend = current_backend()
         x = hidden_states[0].contiguous()
         rotation = None if position_embeddings is None else self.tables.dense(position_embeddings)
@@ -76,9 +78,11 @@ class FusedDecoderLayer(nn.Module):
         added = self._out(self._mixer.mix(self._in(norm(x)), rotation))
         if post_norms:
             added = post_norms[0](added)
+        if self._residual_scale != 1:
+            added = added * self._residual_scale
         x, normed = self._kernels.add_rms_norm(x, added, mlp_norm.scale, mlp_norm.eps)
         added = self._mlp(normed)
-        return x.add_(post_norms[1](added) if post_norms else added)[None]
+        return x.add_(post_norms[1](added) if post_norms else added, alpha=self._residual_scale)[None]
 
     def linears(self) -> list[tuple[int, PackedLinear, dict[str, int]]]:
         """Its products but those of experts: the number of the first linear layer of each, where the input product has up to four
@@ -86,9 +90,9 @@ class FusedDecoderLayer(nn.Module):
         names, out_names = self._mixer.linears
         linears = [(0, self._in, names), (4, self._out, out_names)]
         if isinstance(self._mlp, GatedMLP):
-            inner, product = self._mlp.down.in_features, self._mlp.down
-            gate, up, down = (f"{self._mlp_name}.{name}" for name in self._mlp.names)
-            linears += [(5, self._mlp.gate_up, {gate: inner, up: inner}), (7, product, {down: product.out_features})]
+            products = self._mlp.gate_up, self._mlp.down
+            for place, product, sizes in zip((5, 7), products, self._mlp.linears, strict=True):
+                linears.append((place, product, {f"{self._mlp_name}.{name}": size for name, size in sizes.items()}))
         return linears
 
     @property
@@ -129,7 +133,7 @@ class FusedDecoderLayer(nn.Module):
         norm, mlp_norm, *post_norms = (one.norm for one in self._norms)
         parts = LayerParts(
             self.index, (norm, mlp_norm), (post_norms[0], post_norms[1]) if post_norms else None, self._mixer.parts, products,
-            self._mlp.activation if moe is None else "", moe,
+            self._mlp.activation if moe is None else "", moe, self._residual_scale,
         )  # fmt: skip
         self.kernel = self._kernels.whole_layer(parts)
 
@@ -175,7 +179,7 @@ def _fused(call: ModuleCall, kernels: FusedKernels, tables: RotaryTables, verdic
     if hidden_states.dtype != torch.float32 or (cos is not None and cos.numel() != hidden_states.shape[1] * cos.shape[-1]):
         return None
     mixer = mixer_of(call, layer_names(call.module), kernels)
-    if mixer is None or not isinstance(call.output, torch.Tensor) or (cos is None and isinstance(mixer.parts, AttentionParts)):
+    if mixer is None or not isinstance(call.output, torch.Tensor):
         return None
     fused = FusedDecoderLayer(call.module, mixer, kernels, tables)
     if not verdicts.of(("layer", fused.index), lambda: _computes_the_same(fused, call)):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
-from triptych_engine.runner.fusion.kernels import FusedKernels, Norm, PackedLinear
+from triptych_engine.runner.fusion.kernels import FusedKernels, GatedRMSNorm, Norm, PackedLinear
 
 #: By the names of `FusedKernels.activations`.
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -74,18 +75,18 @@ class GatedMLP(nn.Module):
     """down(activation(gate(x)) * up(x)) as two products and one kernel between them. x: [..., hidden_size].
 
     Args:
+        inputs: gate and up by their names in the family, or both in one.
+        output: the name of down.
         activation: one of `FusedKernels.activations`.
-        names: of the three layers in the family.
     """
 
-    def __init__(
-        self, gate: nn.Module, up: nn.Module, down: nn.Module, activation: str, kernels: FusedKernels, names: tuple[str, str, str]
-    ) -> None:
+    def __init__(self, inputs: dict[str, Any], output: str, down: Any, activation: str, kernels: FusedKernels) -> None:
         super().__init__()
-        self.activation, self.names = activation, names
+        self.activation, self._kernels = activation, kernels
         #: Its two products; the first one is gate and up, concatenated.
-        self.gate_up, self.down = kernels.pack(gate, up), kernels.pack(down)
-        self._kernels = kernels
+        self.gate_up, self.down = kernels.pack(*inputs.values()), kernels.pack(down)
+        #: For each of these, the name and the number of outputs of each of its linear layers.
+        self.linears = {name: int(one.out_features) for name, one in inputs.items()}, {output: int(down.out_features)}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self._kernels.act_mul(self.gate_up(x), self.activation))
@@ -108,11 +109,12 @@ class FusedRMSNorm(nn.Module):
 
 
 class FusedGatedRMSNorm(nn.Module):
-    """x / rms(x) * weight * silu(gate) in one pass, as behind gated delta rules. x, gate: [..., size]."""
+    """x / rms(x) * weight * silu(gate) in one pass, as behind gated delta rules; or, if the gate comes first, the norm of
+    x * silu(gate), as behind Mamba-2. x, gate: [..., size]."""
 
-    def __init__(self, weight: torch.Tensor, eps: float, compute: Callable[..., torch.Tensor]) -> None:
+    def __init__(self, weight: torch.Tensor, eps: float, compute: GatedRMSNorm, *, gates_first: bool) -> None:
         super().__init__()
-        self.scale, self.eps, self._compute = weight.float().contiguous(), eps, compute
+        self.scale, self.eps, self.gates_first, self._compute = weight.float().contiguous(), eps, gates_first, compute
 
     @property
     def norm(self) -> Norm:
@@ -120,4 +122,4 @@ class FusedGatedRMSNorm(nn.Module):
         return Norm(self.scale, self.eps)
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        return self._compute(x, gate.to(x.dtype), self.scale, self.eps)
+        return self._compute(x, gate.to(x.dtype), self.scale, self.eps, self.gates_first)

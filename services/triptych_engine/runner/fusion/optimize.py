@@ -21,11 +21,13 @@ from them are verified first, without rounded inputs; cpu/quantize.py comes last
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import itertools
 import logging
 import re
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -56,8 +58,8 @@ _SAME_INPUT = (
     ("in_proj_qkvz", "in_proj_ba"),
     ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
 )
-#: Names of the linear layers of a gated MLP: gate, up, down.
-_GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+#: Names of the linear layers of a gated MLP: gate and up, or both in one; then down.
+_GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("input_linear", "output_linear"))
 #: Largest difference between a module and its replacement that rounding can explain, relative to the largest value.
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
@@ -146,11 +148,23 @@ def _replace(model: PreTrainedModel, make: Callable[[nn.Module, str], nn.Module 
 
 @functools.cache
 def _read_weights(forward: Callable[..., Any]) -> frozenset[str]:
-    """Names of the modules inside of a module whose weights its own forward pass reads, as the router of HunYuan's mixture does."""
+    """Names of the modules inside of a module whose weights its own forward pass reads, as the router of HunYuan's mixture does.
+
+    Not what it reads only while it is trained, as Mamba-2 does.
+    """
     try:
-        return frozenset(re.findall(r"self\.(\w+)\.weight\b", inspect.getsource(forward)))
-    except (OSError, TypeError):  # there is no source
+        todo: list[ast.AST] = [ast.parse(textwrap.dedent(inspect.getsource(forward)))]
+    except (OSError, TypeError, SyntaxError):  # there is no source
         return frozenset()
+    found = set()
+    while todo:
+        node = todo.pop()
+        read = re.fullmatch(r"self\.(\w+)\.weight", ast.unparse(node)) if isinstance(node, ast.Attribute) else None
+        if read:
+            found.add(read[1])
+        is_training = isinstance(node, ast.If) and re.match(r"self\.training( and |$)", ast.unparse(node.test))
+        todo += node.orelse if isinstance(node, ast.If) and is_training else ast.iter_child_nodes(node)
+    return frozenset(found)
 
 
 def _packed_linear(module: nn.Module, kernels: FusedKernels) -> nn.Module | None:
@@ -178,17 +192,17 @@ def _gated_mlp(module: nn.Module, module_name: str, kernels: FusedKernels, verdi
     linears = _linears(module, kernels, *names)
     if linears is None or not type(module).__name__.endswith("MLP"):
         return None
-    gate, up, down = linears
-    act_fn = getattr(module, "act_fn", None)
+    *inputs, down = linears
+    act_fn = getattr(module, "act_fn", getattr(module, "activation", None))
     activation = "silu" if act_fn is None else activation_name(act_fn)
-    if (gate.bias is None) != (up.bias is None) or activation is None or activation not in kernels.activations:
+    if len({one.bias is None for one in inputs}) > 1 or activation is None or activation not in kernels.activations:
         return None
-    fused = GatedMLP(gate, up, down, activation, kernels, names)
+    fused = GatedMLP(dict(zip(names, inputs, strict=False)), names[-1], down, activation, kernels)
 
     def computes_the_same() -> bool:
-        sample = torch.randn(1, 3, gate.in_features, generator=torch.Generator().manual_seed(0))
-        if isinstance(gate, nn.Linear):
-            sample = sample.to(gate.weight)
+        sample = torch.randn(1, 3, inputs[0].in_features, generator=torch.Generator().manual_seed(0))
+        if isinstance(inputs[0], nn.Linear):
+            sample = sample.to(inputs[0].weight)
         # With large inputs, too: some families clamp the activations. In float16 the largest may overflow.
         pairs = [(module(scale * sample), fused(scale * sample)) for scale in (1, 10, 100)]
         return all(_same(expected, got) for expected, got in pairs if expected.isfinite().all())
@@ -229,7 +243,11 @@ def _fused_gated_norm(module: nn.Module, kernels: FusedKernels) -> nn.Module | N
         return None
     if weight is None or weight.dim() != 1 or weight.dtype not in (torch.float32, torch.bfloat16):
         return None
-    fused = FusedGatedRMSNorm(weight.data, eps, kernels.gated_rms_norm)
     generator = torch.Generator().manual_seed(0)
     x, gate = (torch.randn(6, weight.shape[0], generator=generator).to(weight) for _ in range(2))
-    return fused if _same(module(x, gate), fused(x, gate)) else None
+    expected = module(x, gate)
+    for gates_first in (False, True):
+        fused = FusedGatedRMSNorm(weight.data, eps, kernels.gated_rms_norm, gates_first=gates_first)
+        if _same(expected, fused(x, gate)):
+            return fused
+    return None

@@ -63,10 +63,12 @@ class ParallelKernels:
         own = replace(parts, products=(qkv, out.product, gate_up, down.product), ranks=self._memory.address)
         return self._kernels.whole_layer(own)
 
-    def whole_model(self, stack: Any, embedding: nn.Module, rotary: Any, norm: nn.Module, head: nn.Module) -> WholeModel | None:
+    def whole_model(
+        self, stack: Any, embedding: nn.Module, rotary: Any, norm: nn.Module, head: nn.Module, embedding_scale: float
+    ) -> WholeModel | None:
         if not isinstance(head, GatheredLinear):
             return None
-        whole = self._kernels.whole_model(stack, embedding, rotary, norm, head.linear)
+        whole = self._kernels.whole_model(stack, embedding, rotary, norm, head.linear, embedding_scale)
         return None if whole is None else _JoinedModel(whole, head)
 
 

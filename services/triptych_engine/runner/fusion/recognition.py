@@ -35,13 +35,14 @@ class LayerNames:
 _NAMES = (
     LayerNames(("input_layernorm", "pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm")),
     LayerNames(("operator_norm", "ffn_norm"), "feed_forward", "out_proj", ("q_layernorm", "k_layernorm")),  # LFM2
+    LayerNames(("input_layernorm", "post_attention_layernorm"), "shared_mlp"),  # Granite 4
     LayerNames(("input_layernorm", "post_attention_layernorm")),
 )
 
 
 def layer_names(layer: nn.Module) -> LayerNames:
     """What the layer's family calls its parts."""
-    return next((names for names in _NAMES if all(hasattr(layer, name) for name in names.norms)), _NAMES[-1])
+    return next((names for names in _NAMES if all(hasattr(layer, name) for name in (*names.norms, names.mlp))), _NAMES[-1])
 
 
 def consists_of(module: nn.Module, parts: dict[str, Any]) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+
+from triptych_engine.runner.fusion.calls import ModuleCall, is_same_tensor
 
 #: Cosines and sines of a step's positions, [num_tokens, rotary_dim] fp32 each, dense.
 CosSin = tuple[torch.Tensor, torch.Tensor]
@@ -17,13 +19,45 @@ Rotary = Callable[[torch.Tensor, torch.Tensor], Any]
 
 @dataclass(frozen=True)
 class Rotation:
-    """The rotary embedding of a layer. args: what the module gets besides hidden states and position ids, such as a layer type."""
+    """The rotary embedding of a layer. Without a module nothing is rotated: there are cosines and sines of no dimensions.
 
-    module: nn.Module
+    args: what the module gets besides hidden states and position ids, such as a layer type.
+    """
+
+    module: nn.Module | None = None
     args: tuple[str, ...] = ()
 
     def __call__(self, hidden: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        if self.module is None:
+            none = hidden.new_empty(1, position_ids.shape[-1], 0)
+            return none, none
         return self.module(hidden, position_ids, *self.args)
+
+
+def rotation_of(
+    layer: ModuleCall, calls: Sequence[ModuleCall], hidden: torch.Tensor, position_ids: torch.Tensor
+) -> Rotation | None:
+    """What made a layer's cosines and sines, of the embeddings and the position ids; None if it is not known."""
+    if layer.position_embeddings is None:
+        return Rotation()
+    made = [call for call in calls if call.output is layer.position_embeddings]
+    if len(made) != 1:
+        return None
+    given = [*made[0].args, *made[0].kwargs.values()]
+    args = tuple(given[2:])
+    if (
+        len(given) < 2
+        or not is_same_tensor(given[0], hidden)
+        or not _has_numbers_of(given[1], position_ids)
+        or not all(isinstance(arg, str) for arg in args)
+    ):
+        return None
+    return Rotation(made[0].module, args)
+
+
+def _has_numbers_of(given: Any, position_ids: torch.Tensor) -> bool:
+    """Whether a module got the position ids, for which some models make more axes."""
+    return isinstance(given, torch.Tensor) and given.shape[-2:] == position_ids.shape[-2:] and bool((given == position_ids).all())
 
 
 def dense(position_embeddings: Any) -> CosSin:

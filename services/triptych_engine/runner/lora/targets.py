@@ -53,11 +53,11 @@ def _parts(name: str, module: nn.Module, *, uses_kernels: bool) -> Iterator[Lora
                 yield LoraTarget(f"{name}.{own_name}", _in_features(product), size, first, product, at)
                 first += size
     elif isinstance(module, GatedMLP):
-        inner = _in_features(module.down)
-        gate, up, down = module.names
-        for first, part in ((0, gate), (inner, up)):
-            yield LoraTarget(f"{name}.{part}", _in_features(module.gate_up), inner, first, module.gate_up)
-        yield LoraTarget(f"{name}.{down}", inner, _out_features(module.down), 0, module.down)
+        for product, sizes in zip((module.gate_up, module.down), module.linears, strict=True):
+            first = 0
+            for own_name, size in sizes.items():
+                yield LoraTarget(f"{name}.{own_name}", _in_features(product), size, first, product)
+                first += size
     elif isinstance(module, LinearPart):
         first, size = module.outputs
         yield LoraTarget(name, _in_features(module.product), size, first, module.product)

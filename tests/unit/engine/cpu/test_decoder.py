@@ -11,7 +11,7 @@ import torch
 from support.builders.engine import a_tiny_llama_config, save_random_model
 from support.builders.hybrid_families import HYBRIDS
 from torch import nn
-from transformers import Lfm2Config, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import GraniteConfig, GraniteMoeHybridConfig, Lfm2Config, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu.fused import CpuFusedKernels
@@ -48,7 +48,7 @@ def num_layers_per_call(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("config", ["llama", "qwen3", "tied", "lfm2", "qwen3.5"])
+@pytest.mark.parametrize("config", ["llama", "qwen3", "tied", "lfm2", "qwen3.5", "granite", "granite4"])
 def test_it_computes_what_the_model_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, config: str) -> None:
     shape = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
     of = {
@@ -59,6 +59,15 @@ def test_it_computes_what_the_model_does(tmp_path: Path, monkeypatch: pytest.Mon
             **(shape | {"head_dim": 16}), num_key_value_heads=2, layer_types=["conv", "conv", "full_attention", "conv"]
         ),
         "qwen3.5": HYBRIDS["qwen3.5-text"],
+        "granite": GraniteConfig(
+            **(shape | {"num_attention_heads": 2}), residual_multiplier=0.3, embedding_multiplier=12.0, logits_scaling=3.0
+        ),
+        "granite4": GraniteMoeHybridConfig(
+            **(
+                HYBRIDS["granite4-dense"].to_diff_dict()
+                | {"num_hidden_layers": 4, "layer_types": ["linear_attention", *["full_attention"] * 3]}
+            )
+        ),
     }
     monkeypatch.setattr(packing, "cpu_computes_bfloat16", lambda: False)  # on ARM, oneDNN would compute the products
     runner = a_runner(tmp_path, of[config], dtype=dtype)

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from support.builders.engine import a_request, a_scheduler, a_tiny_llama_config, save_random_model
-from transformers import Lfm2Config, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3_5TextConfig, Qwen3Config
+from transformers import (
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+)
 from triptych_engine.runner import builder
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
@@ -42,6 +50,23 @@ CONFIGS = [
         linear_num_value_heads=6,
         linear_key_head_dim=16,
         linear_value_head_dim=48,
+    ),
+    # Mamba-2, an attention that does not rotate, and factors.
+    GraniteMoeHybridConfig(
+        **(_SHAPE | {"hidden_size": 64}),
+        layer_types=["linear_attention", "full_attention"],
+        num_local_experts=0,
+        shared_intermediate_size=72,
+        mamba_n_heads=6,
+        mamba_d_head=32,
+        mamba_d_state=48,
+        mamba_n_groups=1,
+        mamba_expand=3,
+        mamba_proj_bias=True,
+        embedding_multiplier=3.0,
+        logits_scaling=2.0,
+        residual_multiplier=0.3,
+        attention_multiplier=0.2,
     ),
 ]
 

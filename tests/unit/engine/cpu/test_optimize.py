@@ -21,6 +21,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+from transformers.models.granite.modeling_granite import GraniteDecoderLayer
 from transformers.models.llama.modeling_llama import LlamaMLP
 from triptych_engine.runner.attention.paged import ATTENTION_NAME, attending
 from triptych_engine.runner.cpu.fused import CpuFusedKernels
@@ -148,6 +149,7 @@ LLAMA_LIKE = [
     Qwen2Config(**SIZES),
     Qwen3Config(**SIZES, head_dim=16),
     MistralConfig(**SIZES, sliding_window=4),
+    GraniteConfig(**SIZES, residual_multiplier=0.5, attention_multiplier=0.3),
 ]
 
 
@@ -169,7 +171,6 @@ def test_a_fused_layer_computes_what_it_replaces(config, dtype: torch.dtype):
 @pytest.mark.parametrize(
     "config",
     [
-        GraniteConfig(**SIZES, residual_multiplier=0.5),
         CohereConfig(**SIZES),
         Olmo2Config(**SIZES),
         Qwen3MoeConfig(**SIZES, head_dim=16, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16),
@@ -197,10 +198,23 @@ def test_an_attention_that_changes_far_into_the_context_is_noticed():
     assert FusedDecoderLayer not in kinds(model)
 
 
+class OddlyScaled(GraniteDecoderLayer):
+    """Its factor is not the one that its name says."""
+
+    def forward(self, hidden_states, **kwargs):
+        given, self.residual_multiplier = self.residual_multiplier, 0.25
+        try:
+            return super().forward(hidden_states, **kwargs)
+        finally:
+            self.residual_multiplier = given
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("factor", [1, 300, 3000])
 def test_a_factor_is_noticed_beside_huge_channels(dtype: torch.dtype, factor: int):
     model = a_model(GraniteConfig(**SIZES, residual_multiplier=0.22)).to(dtype)
+    for layer in model.model.layers:
+        layer.__class__ = OddlyScaled
     model.get_input_embeddings().weight.data[:, 5] *= factor
     optimize(model, CpuFusedKernels(load_kernels()), TOKENS, POSITIONS)
     assert FusedDecoderLayer not in kinds(model)

@@ -116,3 +116,18 @@ def test_a_sequence_has_the_same_result_in_any_batch(ops):
     assert torch.equal(torch.cat(alone), together[first : first + LENGTHS[3]])
     assert torch.equal(begun[3], states[3])
     assert not torch.equal(states[6], states[7])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", [16, 37, 160])
+@pytest.mark.parametrize("gates_first", [False, True])
+def test_the_gated_norm(ops, dtype: torch.dtype, size: int, gates_first: bool):
+    x, gate = 3 * _randn(5, size, dtype=dtype), _randn(5, size, dtype=dtype, seed=1)
+    weight = _randn(size, seed=2)
+    gates = torch.nn.functional.silu(gate.float())
+    normed = x.float() * gates if gates_first else x.float()
+    normed = normed * torch.rsqrt((normed * normed).mean(-1, keepdim=True) + 1e-5) * weight
+    expected = normed if gates_first else normed * gates
+    got = ops.gated_rms_norm(x, gate, weight, 1e-5, gates_first)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])

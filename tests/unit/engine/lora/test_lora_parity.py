@@ -29,11 +29,13 @@ MODELS: dict[str, Callable[[], Any]] = {
     "qwen3_moe": lambda: Qwen3MoeConfig(**_SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
     "qwen3_5": lambda: HYBRIDS["qwen3.5-text"],
     "lfm2": lambda: HYBRIDS["lfm2"],
+    "granite4": lambda: HYBRIDS["granite4-dense"],
 }
 TARGETS: dict[str, Sequence[str]] = {
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "qwen3_moe": ATTENTION,
     "lfm2": ("in_proj", "q_proj", "k_proj", "v_proj", "out_proj", "w1", "w2", "w3"),
+    "granite4": (*ATTENTION, "in_proj", "out_proj", "input_linear", "output_linear"),
     "qwen3_5": (*ALL, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
 }
 #: Ranks below, at and above a vector, in one batch.
@@ -64,7 +66,8 @@ def test_the_logits_are_pefts_row_by_row(name: str, weights: torch.dtype, attent
             torch.testing.assert_close(got, expected[one], atol=1e-4, rtol=1e-4)
     layers = [module for module in runner._model.model.modules() if isinstance(module, FusedDecoderLayer)]
     has_kernels = bool(layers) and all(layer.kernel is not None for layer in layers)
-    assert has_kernels == (name in ("llama", "qwen3", "lfm2", "qwen3_5") and weights == torch.bfloat16 and attention == "auto")
+    with_kernels = "llama", "qwen3", "lfm2", "granite4", "qwen3_5"
+    assert has_kernels == (name in with_kernels and weights == torch.bfloat16 and attention == "auto")
 
 
 def test_layers_behind_the_wanted_tokens_are_no_layers_of_tokens(tmp_path: Path):

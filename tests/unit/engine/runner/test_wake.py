@@ -42,6 +42,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "llava": lambda folder: build_checkpoint("llava_siglip", folder),
     "lfm2": lambda folder: save_random_model(folder, HYBRIDS["lfm2"], dtype=torch.bfloat16),
     "qwen3.5": lambda folder: save_random_model(folder, HYBRIDS["qwen3.5-text"], dtype=torch.bfloat16),
+    "granite4": lambda folder: save_random_model(folder, HYBRIDS["granite4-dense"], dtype=torch.bfloat16),
 }
 
 

@@ -10,15 +10,16 @@
 namespace triptych {
 extern "C" {
 
-// What a layer has in the place of an attention: a convolution between two gates (LFM2), or a gated delta rule behind a convolution
-// (Qwen3.5). Its input product has, for each token, what ConvArgs describes; or queries, keys and values, which are convolved, a gate of
-// [num_heads, value_dim], and beta and decay of each head before their functions.
+// What a layer has in the place of an attention: a convolution between two gates (LFM2), or a recurrence behind a convolution: a gated
+// delta rule (Qwen3.5), or Mamba-2 (Granite 4). Its input product has, for each token, what ConvArgs describes; or what
+// RecurrentLayout does.
 struct RecurrentLayerArgs {
   const float* conv_weight;  // see ConvArgs
   const float* conv_bias;    // or null
-  const float* decay_rates;  // [num_heads], the most negative decays fastest; null without a delta rule, and then the next fields are 0
+  const float* decay_rates;  // [num_heads], the most negative decays fastest; null without a recurrence, and then the next fields are 0
   const float* decay_bias;   // [num_heads]
-  const float* norm;         // [value_dim]
+  const float* norm;         // [value_dim]; of Mamba-2 [num_heads * value_dim]
+  const float* skip;         // [num_heads] of Mamba-2; null of a delta rule
   int32_t conv_width, num_key_heads, num_heads, key_dim, value_dim;
   float norm_eps;
 };
@@ -41,6 +42,7 @@ struct DecoderLayerArgs {
   int32_t has_gate;       // whether an attention's output is multiplied by the sigmoid of a gate, [num_q_heads, head_dim]
   int32_t index;          // of the layer in the model
   float norm_eps, mlp_norm_eps, qk_norm_eps, scaling, softcap;
+  float residual_scale;   // of what is added to the residual stream
 };
 
 // What comes before and after the layers, the same in all steps.
@@ -60,7 +62,7 @@ struct DecoderStepArgs {
   void* const* k_caches;                  // [num_layers], null for layers without an attention
   void* const* v_caches;
   float* const* conv_states;              // [num_layers], null for layers with an attention; or null if all have one
-  float* const* matrix_states;            // the same of delta rules
+  float* const* matrix_states;            // the same of recurrences
   const RecurrentSegments* segments;      // of the recurrent layers, or null
   const float* x;             // [rows, hidden], input of the first layer; not read if token_ids are given
   float* out;                 // [rows, hidden], output of the last layer; not the same memory as x
@@ -80,15 +82,29 @@ struct DecoderStepArgs {
 };
 }
 
-// Queries, keys and values of a delta rule, [tokens, ...].
-inline int64_t delta_channels(const RecurrentLayerArgs& r) {
+// Queries, keys and values of a recurrence, [tokens, ...].
+inline int64_t recurrent_channels(const RecurrentLayerArgs& r) {
   return 2 * int64_t(r.num_key_heads) * r.key_dim + int64_t(r.num_heads) * r.value_dim;
 }
 
-// Words per row between the input product and the result of the attention: queries and keys; or what a delta rule reads.
+// Where a recurrence's parts begin in a token's row of the input product: what is convolved; the gates, [num_heads, value_dim]; and what
+// decay and beta are made of: of a delta rule beta, then decay, [num_heads] each, of Mamba-2 one for both. And in a row of the
+// convolution's result: queries and keys, [num_key_heads, key_dim] each, and values.
+struct RecurrentLayout {
+  int64_t conv, gate, heads, query, key, value;
+
+  explicit RecurrentLayout(const RecurrentLayerArgs& r) {
+    const int64_t keys = int64_t(r.num_key_heads) * r.key_dim, values = int64_t(r.num_heads) * r.value_dim;
+    heads = 2 * keys + 2 * values;
+    if (r.skip) conv = values, gate = 0, value = 0, key = values, query = values + keys;
+    else conv = 0, gate = 2 * keys + values, query = 0, key = keys, value = 2 * keys;
+  }
+};
+
+// Words per row between the input product and the result of the attention: queries and keys; or what a recurrence reads.
 inline int64_t inner_words(const DecoderLayerArgs& l) {
   if (!l.recurrent) return (l.num_q_heads + l.num_kv_heads) * int64_t(l.head_dim);
-  return l.recurrent->decay_rates ? delta_channels(*l.recurrent) + 2 * l.recurrent->num_heads : 0;
+  return l.recurrent->decay_rates ? recurrent_channels(*l.recurrent) + 2 * l.recurrent->num_heads : 0;
 }
 
 // The intermediate results between x and out of any of the layers, [rows, ...] each. They are at the same place in all layers: a thread may

@@ -36,8 +36,8 @@ struct Adapted {
   }
 };
 
-void add_row(float* to, const float* added, int64_t size) {
-  for (int64_t i = 0; i < size; i++) to[i] += added[i];
+void add_row(float* to, const float* added, int64_t size, float scale) {
+  for (int64_t i = 0; i < size; i++) to[i] += scale * added[i];
 }
 
 // One layer, computed by all threads of a parallel region. x may be s.out.
@@ -64,7 +64,7 @@ void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, cons
     attend<Format, Cache>(l, s, layer, w, team, clock);
   } else {
     if (s.lora_slots) team.wait();  // a thread reads the rows of others, to which these have added updates
-    if (l.recurrent->decay_rates) recur_by_delta_rule(l, s, layer, w, team);
+    if (l.recurrent->decay_rates) recur(l, s, layer, w, team);
     else convolve(l, s, layer, w, team);
     clock.mark(kAttentionStage);
   }
@@ -79,7 +79,7 @@ void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, cons
   clock.mark(kLinearStage);
   adapted.add(4, 1, w.mixed, l.out, w.added);
   Team::for_rows(rows, [&](int64_t r) {
-    add_norm_row(x + r * hidden, w.added + r * hidden, l.mlp_norm, s.out + r * hidden, normed.row(r), hidden, l.mlp_norm_eps);
+    add_norm_row(x + r * hidden, w.added + r * hidden, l.mlp_norm, s.out + r * hidden, normed.row(r), hidden, l.mlp_norm_eps, l.residual_scale);
     normed.written(r, rows);
   });
   team.wait();
@@ -107,7 +107,7 @@ void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, cons
   clock.mark(kLinearStage);
   adapted.add(7, 1, w.gated, l.down, w.added);
   // No barrier: the next layer begins with the same rows in the same threads.
-  Team::for_rows(rows, [&](int64_t r) { add_row(s.out + r * hidden, w.added + r * hidden, hidden); });
+  Team::for_rows(rows, [&](int64_t r) { add_row(s.out + r * hidden, w.added + r * hidden, hidden, l.residual_scale); });
   clock.mark(kOtherStage);
 }
 

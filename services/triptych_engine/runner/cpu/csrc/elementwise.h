@@ -35,12 +35,13 @@ inline void norm_row(const In* x, const float* weight, Out* out, int64_t size, f
   for (; i < size; i++) convert(to_float(x[i]) * scale * weight[i], out[i]);
 }
 
-// sum = x + added; out = normed(sum).
+// sum = x + scale * added; out = normed(sum).
 template <class T>
-inline void add_norm_row(const float* x, const T* added, const float* weight, float* sum, T* out, int64_t size, float eps) {
+inline void add_norm_row(const float* x, const T* added, const float* weight, float* sum, T* out, int64_t size, float eps,
+                         float scale = 1.0f) {
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) store(sum + i, load(x + i) + load(added + i));
-  for (; i < size; i++) sum[i] = x[i] + to_float(added[i]);
+  for (; i + kLanes <= size; i += kLanes) store(sum + i, load(x + i) + scale * load(added + i));
+  for (; i < size; i++) sum[i] = x[i] + scale * to_float(added[i]);
   norm_row(sum, weight, out, size, eps);
 }
 

@@ -73,37 +73,37 @@ void convolve(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer
   team.wait();
 }
 
-// What a token's state is multiplied by: e^(rate * softplus(x + bias)).
-inline float decay_of(float x, float rate, float bias) {
-  x += bias;
-  return std::exp(rate * (x > 20.0f ? x : std::log1p(std::exp(x))));  // torch's softplus, which is x from 20 on
-}
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }  // as torch's, which is x from 20 on
 
+// A recurrence behind a convolution. There is a barrier at the end.
 template <class Format>
-void recur_by_delta_rule(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace<Format>& w, Team& team) {
+void recur(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace<Format>& w, Team& team) {
   const RecurrentLayerArgs& r = *l.recurrent;
-  const int64_t rows = s.attention->num_tokens, channels = delta_channels(r), heads = r.num_heads, values = heads * r.value_dim;
-  const int64_t keys = int64_t(r.num_key_heads) * r.key_dim;
+  const RecurrentLayout at(r);
+  const int64_t rows = s.attention->num_tokens, channels = recurrent_channels(r), heads = r.num_heads, values = heads * r.value_dim;
+  const bool has_delta_rule = !r.skip;
   float *qkv = w.inner, *beta = qkv + rows * channels, *decay = beta + rows * heads;
-  conv_shared<float>({*s.segments, w.in, r.conv_weight, r.conv_bias, s.conv_states[layer], qkv, l.in.out_features, channels, r.conv_width,
-                      true, false});
+  conv_shared<float>({*s.segments, w.in + at.conv, r.conv_weight, r.conv_bias, s.conv_states[layer], qkv, l.in.out_features, channels,
+                      r.conv_width, true, false});
   Team::for_rows(rows, [&](int64_t t) {
-    const float* given = w.in + t * l.in.out_features + channels + values;
+    const float* given = w.in + t * l.in.out_features + at.heads;
     for (int64_t h = 0; h < heads; h++) {
-      beta[t * heads + h] = 1.0f / (1.0f + std::exp(-given[h]));
-      decay[t * heads + h] = decay_of(given[heads + h], r.decay_rates[h], r.decay_bias[h]);
+      const float time_step = softplus(given[has_delta_rule ? heads + h : h] + r.decay_bias[h]);
+      beta[t * heads + h] = has_delta_rule ? 1.0f / (1.0f + std::exp(-given[h])) : time_step;
+      decay[t * heads + h] = std::exp(r.decay_rates[h] * time_step);
     }
   });
   team.wait();
-  recur_shared<float>({*s.segments, qkv, qkv + keys, qkv + 2 * keys, decay, beta, nullptr, s.matrix_states[layer], w.mixed, channels,
-                       channels, channels, r.num_key_heads, r.num_heads, r.key_dim, r.value_dim, true, true, false,
-                       1.0f / __builtin_sqrtf(float(r.key_dim))});
+  recur_shared<float>({*s.segments, qkv + at.query, qkv + at.key, qkv + at.value, decay, beta, r.skip, s.matrix_states[layer], w.mixed,
+                       channels, channels, channels, r.num_key_heads, r.num_heads, r.key_dim, r.value_dim, has_delta_rule, has_delta_rule,
+                       false, has_delta_rule ? 1.0f / __builtin_sqrtf(float(r.key_dim)) : 1.0f});
   team.wait();
+  const int64_t norms = has_delta_rule ? heads : 1, size = values / norms;
   Team::for_rows(rows, [&](int64_t t) {
-    const float* gate = w.in + t * l.in.out_features + channels;
-    for (int64_t h = 0; h < heads; h++) {
-      float* row = w.mixed + t * values + h * r.value_dim;
-      gated_norm_row(row, gate + h * r.value_dim, r.norm, row, r.value_dim, r.norm_eps);
+    const float* gate = w.in + t * l.in.out_features + at.gate;
+    for (int64_t n = 0; n < norms; n++) {
+      float* row = w.mixed + t * values + n * size;
+      gated_norm_row(row, gate + n * size, r.norm, row, size, r.norm_eps, !has_delta_rule);
     }
   });
   team.wait();

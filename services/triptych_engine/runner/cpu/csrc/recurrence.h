@@ -172,13 +172,15 @@ void recur_shared(const RecurArgs& args) {
   recur_by<T, 1>(args);
 }
 
-// out = x / rms(x) * weight * silu(gate). out may be x.
+// out = x / rms(x) * weight * silu(gate); or, if the gate comes first, y / rms(y) * weight of y = x * silu(gate). out may be x.
 template <class T>
-inline void gated_norm_row(const T* x, const T* gate, const float* weight, T* out, int64_t size, float eps) {
-  const float scale = inverse_rms(x, size, eps);
+inline void gated_norm_row(const T* x, const T* gate, const float* weight, T* out, int64_t size, float eps, bool gates_first) {
+  const float scale = gates_first ? 1.0f : inverse_rms(x, size, eps);
+  const auto factor = [&](int64_t i) { return gates_first ? splat(1.0f) : scale * load(weight + i); };
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) store(out + i, load(x + i) * scale * load(weight + i) * silu(load(gate + i)));
-  for (; i < size; i++) convert(to_float(x[i]) * scale * weight[i] * silu(splat(to_float(gate[i])))[0], out[i]);
+  for (; i + kLanes <= size; i += kLanes) store(out + i, load(x + i) * factor(i) * silu(load(gate + i)));
+  for (; i < size; i++) convert(to_float(x[i]) * (gates_first ? 1.0f : scale * weight[i]) * silu(splat(to_float(gate[i])))[0], out[i]);
+  if (gates_first) norm_row(out, weight, out, size, eps);
 }
 
 }  // namespace triptych

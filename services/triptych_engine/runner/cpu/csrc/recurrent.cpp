@@ -25,23 +25,25 @@ void recur(const RecurArgs& args) {
 }
 
 template <class T>
-void gated_rms_norm(const T* x, const T* gate, const float* weight, T* out, int64_t rows, int64_t size, float eps) {
+void gated_rms_norm(const T* x, const T* gate, const float* weight, T* out, int64_t rows, int64_t size, float eps, bool gates_first) {
 #pragma omp parallel for schedule(static) if (rows * size >= kParallelElements)
-  for (int64_t r = 0; r < rows; r++) gated_norm_row(x + r * size, gate + r * size, weight, out + r * size, size, eps);
+  for (int64_t r = 0; r < rows; r++) {
+    gated_norm_row(x + r * size, gate + r * size, weight, out + r * size, size, eps, gates_first);
+  }
 }
 
 }  // namespace
 
 extern "C" {
 
-// out = x / rms(x) * weight * silu(gate). x, gate, out: [rows, size], dense; weight: [size].
+// out = x / rms(x) * weight * silu(gate), or the norm of x * silu(gate). x, gate, out: [rows, size], dense; weight: [size].
 void triptych_gated_rms_norm_fp32(const float* x, const float* gate, const float* weight, float* out, int64_t rows, int64_t size,
-                                  float eps) {
-  gated_rms_norm(x, gate, weight, out, rows, size, eps);
+                                  float eps, int gates_first) {
+  gated_rms_norm(x, gate, weight, out, rows, size, eps, gates_first);
 }
 void triptych_gated_rms_norm_bf16(const void* x, const void* gate, const float* weight, void* out, int64_t rows, int64_t size,
-                                  float eps) {
-  gated_rms_norm((const bf16*)x, (const bf16*)gate, weight, (bf16*)out, rows, size, eps);
+                                  float eps, int gates_first) {
+  gated_rms_norm((const bf16*)x, (const bf16*)gate, weight, (bf16*)out, rows, size, eps, gates_first);
 }
 
 int64_t triptych_conv_args_size() { return sizeof(triptych::ConvArgs); }
