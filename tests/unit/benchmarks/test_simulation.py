@@ -1,4 +1,4 @@
-"""The simulation of a fleet: deterministic, without losses of requests or blocks, and equal to the real step loop."""
+"""The simulation of a fleet: deterministic, and without losses of requests or blocks."""
 
 from __future__ import annotations
 
@@ -7,28 +7,18 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from pathlib import Path
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.builders.tokenizer import VOCAB_SIZE, byte_level_tokenizer
 from triptych.v1 import engine_pb2
-from triptych_engine import load as load_module
-from triptych_engine import steps as steps_module
-from triptych_engine.core import EngineCore
-from triptych_engine.executor import simulated as simulated_module
-from triptych_engine.executor.simulated import SimulatedCosts, SimulatedEngine, SimulatedExecutor
-from triptych_engine.scheduling.output import SequenceOutput
-from triptych_engine.scheduling.request import Request, SamplingParams
+from triptych_engine.executor.simulated import SimulatedCosts
 from triptych_engine.scheduling.scheduler import Scheduler
 from triptych_engine.scheduling.step_costs import StepCosts
 from triptych_engine.settings import EngineSettings
 
-from benchmarks.engine.costs import fit as fit_costs
 from benchmarks.errors import BenchmarkError
-from benchmarks.simulation.engine import VirtualEngine, new_scheduler
+from benchmarks.simulation.engine import VirtualEngine
 from benchmarks.simulation.figures import Limits, Record, summarize
 from benchmarks.simulation.fit import fit, slowed
 from benchmarks.simulation.frontend import VirtualFrontend
@@ -172,115 +162,6 @@ def test_a_frontend_knows_what_engines_have_sent_and_not_more() -> None:
     assert other.load == 0  # it was told of the end, too
 
 
-# -- the real step loop -------------------------------------------------------------------------------------------------------
-
-
-class HostClock:
-    """What the real step loop takes for the time."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-    def module(self) -> SimpleNamespace:
-        return SimpleNamespace(perf_counter=lambda: self.now_s, monotonic=lambda: self.now_s, sleep=self.sleep)
-
-
-def arrivals(count: int) -> list[tuple[float, list[int], int]]:
-    """(time, prompt, tokens of the answer): many begin alike, and together they need more blocks than there are."""
-    rng, made, now_s = random.Random(1), [], 0.0
-    beginnings = [rng.choices(range(1000, 40000), k=24) for _ in range(3)]
-    for _ in range(count):
-        now_s += rng.expovariate(12)
-        prompt = rng.choice(beginnings) + rng.choices(range(1000, 40000), k=rng.randint(1, 40))
-        made.append((now_s, prompt, rng.randint(4, 40)))
-    return made
-
-
-def counts_of(scheduler: Scheduler, num_evictions: int, seconds: float, cached: dict[str, int]) -> dict[str, Any]:
-    cache = scheduler.kv_cache
-    return {
-        "queries": cache.prefix_cache_queries,
-        "hits": cache.prefix_cache_hits,
-        "cached": cached,
-        "evictions": num_evictions,
-        "preemptions": scheduler.num_preemptions,
-        "seconds": round(seconds, 6),
-    }
-
-
-def in_the_real_loop(setup: Setup, settings: EngineSettings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    host = HostClock()
-    for module in (simulated_module, steps_module, load_module):
-        monkeypatch.setattr(module, "time", host.module())
-    byte_level_tokenizer().save(str(folder / "tokenizer.json"))
-    costs = asdict(setup.costs)
-    costs |= costs.pop("steps")
-    executor = SimulatedExecutor(SimulatedEngine(**costs, num_blocks=setup.num_blocks), folder, VOCAB_SIZE, settings)
-    executor.load()
-    scheduler, evicted, cached = new_scheduler(setup, settings), list[bytes](), dict[str, int]()
-
-    def publish(step: int, outputs: Any, load: Any) -> None:
-        cached.update({one.request_id: one.usage[2] for one in outputs if one.usage is not None})
-
-    core = EngineCore(scheduler, executor, publish)
-    core.on_blocks = lambda version, added, removed: evicted.extend(removed)
-    scheduler.kv_cache.pool.watch()
-    waiting = list(enumerate(arrivals(80)))
-    while waiting or scheduler.has_work:
-        if not scheduler.has_work:
-            host.now_s = max(host.now_s, waiting[0][1][0])
-        while waiting and waiting[0][1][0] <= host.now_s:
-            number, (_, prompt, max_tokens) = waiting.pop(0)
-            scheduler.add(Request(str(number), prompt, SamplingParams(max_tokens=max_tokens, temperature=0.0)))
-        core.step()
-    monkeypatch.undo()
-    return counts_of(scheduler, len(evicted), host.now_s, cached)
-
-
-def in_the_simulation(setup: Setup, settings: EngineSettings) -> dict[str, Any]:
-    timeline, cached, ends = Timeline(), dict[str, int](), [0.0]
-    engine = VirtualEngine(timeline, setup, 0, settings)
-
-    class Watcher:
-        is_due = False
-
-        def publish(self, outputs: list[SequenceOutput], load: Any, blocks: Any) -> None:
-            cached.update({one.request_id: one.usage[2] for one in outputs if one.usage is not None})
-            ends.append(timeline.now_s)
-
-        def notice(self, load: Any) -> None:
-            raise AssertionError("there is nobody else")
-
-    watcher = Watcher()
-    engine.watchers.append(watcher)
-    for number, (at_s, prompt, max_tokens) in enumerate(arrivals(80)):
-        message = engine_pb2.EngineRequest(request_id=str(number), prompt_token_ids=prompt)
-        message.sampling.max_tokens, message.sampling.temperature = max_tokens, 0
-        timeline.at(at_s, engine.submit, engine.life, watcher, message)
-    timeline.run()
-    engine.check_is_empty()
-    return counts_of(engine.scheduler, engine.num_evictions, ends[-1], cached)
-
-
-CURVE = ((1, 0.01), (8, 0.012), (64, 0.04))
-
-
-@pytest.mark.parametrize("more", [{}, {"context_s": 2e-5, "pair_s": 1e-5}, {"curve": CURVE, "sequence_s": 1e-3}])
-def test_the_real_step_loop_and_the_simulation_do_the_same(
-    more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = EngineSettings(block_size=4, max_num_seqs=16, max_num_batched_tokens=64, prompt_lookup=False)
-    setup = Setup(replace(COSTS, **more), num_blocks=60, num_engines=1)
-    real = in_the_real_loop(setup, settings, tmp_path, monkeypatch)
-    assert real["preemptions"] > 5
-    assert real["evictions"] > 100
-    assert 0.1 < real["hits"] / real["queries"] < 0.9
-    assert in_the_simulation(setup, settings) == real
-
-
 # -- figures ------------------------------------------------------------------------------------------------------------------
 
 
@@ -298,51 +179,6 @@ def test_goodput_counts_what_is_within_both_limits() -> None:
     assert figures["hits"] == 0.75
     assert figures["seconds"] == pytest.approx(3.02)
     assert figures["goodput_per_s"] == pytest.approx(1 / 3.02)
-
-
-def a_measured_step(
-    costs: SimulatedCosts, num_seqs: int = 0, context: int = 0, num_tokens: int = 0, before: int = 0
-) -> dict[str, Any]:
-    step_s = costs.step_s(num_seqs, num_tokens) + num_seqs * costs.attention_s(1, context)
-    if num_tokens:
-        step_s += costs.attention_s(num_tokens, before)
-    return {"num_seqs": num_seqs, "context": context, "num_tokens": num_tokens, "num_before": before, "step_ms": 1e3 * step_s}
-
-
-def test_costs_are_fitted_to_measured_steps() -> None:
-    curve = ((1, 0.01), (8, 0.01), (16, 0.012), (64, 0.03), (512, 0.25))
-    costs = SimulatedCosts(StepCosts(0.01, 0.0005, 0.0004), curve, 2e-4, 1e-6, 3e-7)
-    runs = [a_measured_step(costs, num_seqs, 128) for num_seqs in (1, 8, 16, 64)]
-    runs += [a_measured_step(costs, 8, context) for context in (512, 4096)]
-    runs += [a_measured_step(costs, num_tokens=num_tokens) for num_tokens in (16, 64, 512)]
-    runs += [a_measured_step(costs, num_seqs, 200, 30, 500) for num_seqs in (1, 8)]
-    prompt_s = 8 * costs.step_s(0, 512) + costs.attention_s(4096, 0)
-    found, error = fit_costs(runs, [{"num_steps": 8, "prompt_tokens": 4096, "seconds": prompt_s}])
-    assert error < 1e-6
-    assert dict(found.curve) == pytest.approx(dict(curve))
-    assert (found.sequence_s, found.context_s, found.pair_s) == pytest.approx((2e-4, 1e-6, 3e-7))
-    # The straight line is between few tokens, which it makes too expensive, and many.
-    assert found.steps.step_s(1) == pytest.approx(costs.step_s(1, 0), rel=0.3)
-    assert found.steps.prompt_token_s == pytest.approx(0.25 / 512, rel=0.3)
-    # Steps that get shorter as contexts grow are noise.
-    noisy = [one | {"step_ms": one["step_ms"] * (1 - one["context"] / 5000)} for one in runs]
-    assert fit_costs(noisy)[0].context_s == 0
-
-
-def test_the_fit_finds_a_straight_line() -> None:
-    line = SimulatedCosts(StepCosts(0.01, 0.0005, 0.0004), (), 0.0, 1e-6, 3e-7)
-    runs = [a_measured_step(line, num_seqs, 128) for num_seqs in (1, 8, 64)] + [a_measured_step(line, 8, 512)]
-    runs += [a_measured_step(line, num_tokens=num_tokens) for num_tokens in (16, 64, 512)] + [
-        a_measured_step(line, 8, 128, 30, 100)
-    ]
-    assert asdict(fit_costs(runs)[0].steps) == pytest.approx(asdict(line.steps), rel=1e-3)
-
-
-def test_a_step_of_any_size_has_a_time() -> None:
-    costs = SimulatedCosts(StepCosts(1.0, 1.0, 1.0), ((2, 0.01), (4, 0.02), (8, 0.03)), 0.001)
-    seconds = [costs.step_s(0, num_tokens) for num_tokens in (1, 2, 3, 4, 6, 8, 16)]
-    assert seconds == pytest.approx([0.01, 0.01, 0.015, 0.02, 0.025, 0.03, 0.05])
-    assert costs.step_s(3, 1) == pytest.approx(0.023)
 
 
 def test_the_fit_finds_what_is_outside_of_the_steps() -> None:
