@@ -7,6 +7,7 @@ another engine is the same.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -64,6 +65,7 @@ class VirtualEngine:
         self.number, self.address = number, f"engine-{number}:50053"
         self._timeline, self._setup, self._settings = timeline, setup, settings
         self.watchers: list[Watcher] = []
+        self._rng = random.Random(f"{setup.jitter_seed} {number}")
         #: Changes with each start, as an instance's id.
         self.life = 0
         self.is_up = True
@@ -164,10 +166,11 @@ class VirtualEngine:
 
     def _step_s(self, scheduled: SchedulerOutput) -> float:
         costs = self._setup.costs
-        return costs.step_s(scheduled.num_decoding, scheduled.num_prompt_tokens) + sum(
+        attention_s = sum(
             costs.attention_s(num_tokens, self._requests[request_id].num_scheduled_tokens - num_tokens)
             for request_id, num_tokens in scheduled.num_scheduled_tokens.items()
         )
+        return costs.noise(self._rng) * (costs.step_s(scheduled.num_decoding, scheduled.num_prompt_tokens) + attention_s)
 
     def _end_step(self, life: int, scheduled: SchedulerOutput, seconds: float) -> None:
         if life != self.life or not self.is_up:

@@ -55,8 +55,8 @@ class Setup:
         num_blocks: of each engine's KV cache.
         losses: (time in seconds, number of the engine) of engines that are lost.
         restart_s: time until a lost engine is back, with an empty cache; None: it does not come back.
-        jitter_seed: draws the order in which requests of the same moment arrive: each takes 0.5 to 1.5 times `request_s`. None: all
-            take the same time.
+        jitter_seed: draws the noise of steps, and the order in which requests of the same moment arrive: each takes 0.5 to 1.5
+            times `request_s`. None: all take the same time, and the noise is always the same.
         checks_every: steps of an engine between two checks of all its invariants; 0: only at the end.
     """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import random
 import re
 import time
 from collections.abc import Sequence
@@ -48,6 +49,7 @@ class SimulatedCosts:
         sequence_s: what each sequence that decodes adds to the curve: its logits and its sampling.
         context_s: what one adds for each token of its context, because it attends to it.
         pair_s: of a prompt, for each of its tokens and each token before that one.
+        step_noise: standard deviation of the logarithm of a step's time. 0: equal steps take equally long.
     """
 
     steps: StepCosts
@@ -55,6 +57,7 @@ class SimulatedCosts:
     sequence_s: float = 0.0
     context_s: float = 0.0
     pair_s: float = 0.0
+    step_noise: float = 0.0
 
     def step_s(self, num_decoding: int, num_prompt_tokens: int) -> float:
         """A step, without attention."""
@@ -70,6 +73,10 @@ class SimulatedCosts:
         if num_tokens == 1:
             return self.context_s * context
         return self.pair_s * num_tokens * (context + num_tokens / 2)
+
+    def noise(self, rng: random.Random) -> float:
+        """A factor on a step's time, 1 on average. Nothing is drawn for costs without noise."""
+        return rng.lognormvariate(-(self.step_noise**2) / 2, self.step_noise) if self.step_noise else 1.0
 
 
 class SimulatedEngine(BaseModel):
@@ -87,6 +94,8 @@ class SimulatedEngine(BaseModel):
     #: Without them, long contexts cost no more than short ones.
     context_s: float = Field(default=0.0, ge=0, le=1)
     pair_s: float = Field(default=0.0, ge=0, le=1)
+    #: Without it, equal steps take equally long.
+    step_noise: float = Field(default=0.0, ge=0, le=1)
     #: Size of its KV cache.
     num_blocks: int = Field(ge=1, le=1 << 24)
 
@@ -112,7 +121,7 @@ class SimulatedEngine(BaseModel):
     @property
     def costs(self) -> SimulatedCosts:
         steps = StepCosts(self.fixed_s, self.decode_s, self.prompt_token_s)
-        return SimulatedCosts(steps, self.curve, self.sequence_s, self.context_s, self.pair_s)
+        return SimulatedCosts(steps, self.curve, self.sequence_s, self.context_s, self.pair_s, self.step_noise)
 
 
 @dataclass(slots=True)
@@ -137,7 +146,7 @@ class SimulatedExecutor:
 
     def __init__(self, engine: SimulatedEngine, model_path: Path, vocab_size: int, settings: EngineSettings) -> None:
         self._engine, self._model_path, self._vocab_size, self._settings = engine, model_path, vocab_size, settings
-        self._costs = engine.costs
+        self._costs, self._rng = engine.costs, random.Random()
         self._first_words: Sequence[int] = ()
         self._next_words: Sequence[int] = ()
         self._sequences: dict[str, _Sequence] = {}
@@ -182,7 +191,7 @@ class SimulatedExecutor:
             sequence = self._sequences[request_id]
             seconds += self._costs.attention_s(num_tokens, sequence.num_computed_tokens)
             sequence.num_computed_tokens += num_tokens
-        return seconds
+        return seconds * self._costs.noise(self._rng)
 
     def sample(self, step_id: int) -> None:
         """Nothing to do: `result` makes the tokens."""

@@ -128,6 +128,41 @@ def test_a_broken_invariant_is_noticed() -> None:
         simulation.run(LOAD.conversations(0))
 
 
+# -- noise --------------------------------------------------------------------------------------------------------------------
+
+
+def test_without_noise_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = report_of(a_setup())
+    monkeypatch.setattr(random.Random, "lognormvariate", None)
+    assert report_of(a_setup(costs=replace(COSTS, step_noise=0.0))) == before
+
+
+def test_noise_is_drawn_with_the_seed_and_changes_no_mean() -> None:
+    quiet = a_setup(overheads=Overheads())  # so the order of requests is the same for all seeds
+    noisy = replace(quiet, costs=replace(COSTS, step_noise=0.1))
+    assert report_of(noisy) == report_of(noisy) != report_of(quiet)
+    load = replace(LOAD, duration_s=60.0)
+    runs = [Simulation(replace(noisy, jitter_seed=seed)).run(load.conversations(0)) for seed in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
+    undisturbed = Simulation(quiet).run(load.conversations(0))
+    for run in runs:
+        assert run["step_s"] / run["num_steps"] == pytest.approx(undisturbed["step_s"] / undisturbed["num_steps"], rel=0.01)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_noise_is_of_an_engines_own_part_of_a_step_and_differs_between_engines(number: int) -> None:
+    costs = SimulatedCosts(StepCosts(0.02, 0.0, 0.0001), step_noise=0.3)
+    setup, timeline = a_setup(costs=costs, overheads=Overheads(slowdown=1.5, shared_step_s=0.5)), Timeline()
+    engine = VirtualEngine(timeline, setup, number, EngineSettings())
+    message = engine_pb2.EngineRequest(request_id="r", prompt_token_ids=range(1000, 1040))
+    message.sampling.max_tokens = 20
+    engine.submit(engine.life, VirtualFrontend(timeline, setup, [engine]).connections[0], message)
+    timeline.run()
+    rng = random.Random(f"None {number}")
+    own_s = [1.5 * costs.noise(rng) * seconds for seconds in [0.02 + 40 * 0.0001] + 19 * [0.02]]
+    assert engine.busy_s == pytest.approx(20 * 0.5 + sum(own_s))
+
+
 # -- policies -----------------------------------------------------------------------------------------------------------------
 
 

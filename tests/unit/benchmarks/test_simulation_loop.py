@@ -73,6 +73,7 @@ def in_the_real_loop(setup: Setup, settings: EngineSettings, folder: Path, monke
     costs = asdict(setup.costs)
     costs |= costs.pop("steps")
     executor = SimulatedExecutor(SimulatedEngine(**costs, num_blocks=setup.num_blocks), folder, VOCAB_SIZE, settings)
+    executor._rng = random.Random("None 0")  # as the first engine of a simulation
     executor.load()
     scheduler, evicted, cached = new_scheduler(setup, settings), list[bytes](), dict[str, int]()
 
@@ -122,7 +123,9 @@ def in_the_simulation(setup: Setup, settings: EngineSettings) -> dict[str, Any]:
 CURVE = ((1, 0.01), (8, 0.012), (64, 0.04))
 
 
-@pytest.mark.parametrize("more", [{}, {"context_s": 2e-5, "pair_s": 1e-5}, {"curve": CURVE, "sequence_s": 1e-3}])
+@pytest.mark.parametrize(
+    "more", [{}, {"context_s": 2e-5, "pair_s": 1e-5}, {"curve": CURVE, "sequence_s": 1e-3}, {"step_noise": 0.3}]
+)
 def test_the_real_step_loop_and_the_simulation_do_the_same(
     more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

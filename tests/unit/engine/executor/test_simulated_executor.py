@@ -132,6 +132,7 @@ def test_constraints_are_refused(simulated: Simulated) -> None:
         (json.dumps({**COSTS, "curve": [[1, 0.1], [1, 0.2]]}), "curve: .*more tokens"),
         (json.dumps({**COSTS, "curve": [[1, 0.2], [2, 0.1]]}), "curve: .*not less time"),
         (json.dumps({**COSTS, "curve": [[0, 0.2]]}), "curve"),
+        (json.dumps({**COSTS, "step_noise": -0.1}), "step_noise"),
     ],
 )
 def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, content: str | None, told: str) -> None:
@@ -141,6 +142,14 @@ def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, content: str |
     with pytest.raises(StartupError, match=told) as refused:
         SimulatedEngine.read(path)
     assert str(path) in str(refused.value)
+
+
+def test_a_file_without_noise_is_read_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(COSTS))
+    assert SimulatedEngine.read(path).costs.step_noise == 0
+    path.write_text(json.dumps({**COSTS, "step_noise": 0.1}))
+    assert SimulatedEngine.read(path).costs.step_noise == 0.1
 
 
 def test_a_tokenizer_without_words_is_refused(tmp_path: Path) -> None:
