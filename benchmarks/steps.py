@@ -13,8 +13,8 @@ with one, taking turns, which gives its stages (engine/stages.py). Medians. A pr
 begin, in as many steps as the engine takes for it. Prompt lookup is off: a step brings each sequence one token.
 
 With --costs-file, steps are measured, too, whose prompt follows 1,024 cached tokens, and in which --context-sequences decode while
-the engine's pacer computes a prompt. What a step costs is fitted to all that was measured, and written for simulated engines
-(--engine.simulate).
+the engine's pacer computes a prompt. What a step costs is fitted to all that was measured. By how much those of the last kind
+differ that have as many sequences and prompt tokens is their noise. Both are written for simulated engines (--engine.simulate).
 
 Results go to benchmarks/results/<date>-<name>.json. For two commits, or two settings, measure by turns and use benchmarks.compare.
 """

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import math
+import statistics
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import nnls
 from triptych_engine.executor.simulated import SimulatedCosts
 from triptych_engine.scheduling.step_costs import StepCosts
+
+#: The noise is taken from kinds of at least so many steps: the median of fewer follows them.
+_LEAST_OF_A_KIND = 5
+#: The shares of the deviations between which the noise is taken.
+_LOW, _HIGH = 0.05, 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,34 @@ def fit(runs: Sequence[dict], prompts: Sequence[dict] = ()) -> tuple[SimulatedCo
     found = _least_squares(rows, seconds)
     curve = tuple(zip(points, np.cumsum(found[: len(points)]).tolist(), strict=True))
     costs = SimulatedCosts(StepCosts(*steps[:3].tolist()).plausible(), curve, *found[len(points) :].tolist())
-    return costs, float(np.abs(rows @ found / seconds - 1).max())
+    return replace(costs, step_noise=_noise(runs, costs)), float(np.abs(rows @ found / seconds - 1).max())
+
+
+def _noise(runs: Sequence[dict], costs: SimulatedCosts) -> float:
+    """The standard deviation of the logarithm of a mixed step's time, around the median of the steps of its kind; 0 with too few.
+
+    A busy engine takes mixed steps, each with other sizes than the one before. The same step again and again varies much less.
+
+    The range of nine tenths of the deviations tells it. Rare pauses, of two to five times a step, would make a plain standard
+    deviation two or three times as large. A median absolute deviation would tell of the middle half alone, which is narrow; but the
+    slower steps make the tails.
+    """
+    kinds: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for run in runs:
+        size = _sizes(run)
+        num_seqs, num_tokens = size["num_seqs"], size["num_tokens"]
+        if num_seqs and num_tokens:
+            # Steps of a kind have different contexts. What these cost is in the fitted time.
+            attention_s = num_seqs * costs.attention_s(1, size["context"]) + costs.attention_s(num_tokens, size["num_before"])
+            fitted_s = costs.step_s(num_seqs, num_tokens) + attention_s
+            kinds[num_seqs, num_tokens].append(math.log(run["step_ms"] / 1e3 / fitted_s))
+    large = [logs for logs in kinds.values() if len(logs) >= _LEAST_OF_A_KIND]
+    deviations = [log - statistics.median(logs) for logs in large for log in logs]
+    if not deviations:
+        return 0.0
+    low, high = np.quantile(deviations, (_LOW, _HIGH))
+    normal = statistics.NormalDist()
+    return float((high - low) / (normal.inv_cdf(_HIGH) - normal.inv_cdf(_LOW)))
 
 
 def _sizes(run: dict) -> dict[str, int]:

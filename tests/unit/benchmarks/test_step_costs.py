@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+import random
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from triptych_engine.executor.simulated import SimulatedCosts
+from triptych_engine.executor.simulated import SimulatedCosts, SimulatedEngine
 from triptych_engine.scheduling.step_costs import StepCosts
 
 from benchmarks.engine.costs import fit
+from benchmarks.steps import write_costs
 
 
 def a_measured_step(
@@ -55,3 +59,43 @@ def test_a_step_of_any_size_has_a_time() -> None:
     seconds = [costs.step_s(0, num_tokens) for num_tokens in (1, 2, 3, 4, 6, 8, 16)]
     assert seconds == pytest.approx([0.01, 0.01, 0.015, 0.02, 0.025, 0.03, 0.05])
     assert costs.step_s(3, 1) == pytest.approx(0.023)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03, 0.1, 0.3])
+@pytest.mark.parametrize("outliers", [0, 8])
+def test_the_noise_of_mixed_steps_is_found_whatever_a_few_pauses_add(noise: float, outliers: int) -> None:
+    rng = random.Random(3)
+    curve = ((1, 0.01), (8, 0.012), (16, 0.02), (512, 0.3))
+    costs = SimulatedCosts(StepCosts(0.01, 0.0005, 0.0004), curve, 2e-4, 1e-6, 3e-7, noise)
+    runs = [a_measured_step(costs, num_seqs, 128) for num_seqs in (1, 8)]
+    runs += [a_measured_step(costs, num_tokens=num_tokens, before=1024) for num_tokens in (16, 512)]
+    # As the pacer's: runs of equal steps, each further in its prompt. The curve fits one of the kinds badly.
+    mixed = [
+        a_measured_step(costs, num_seqs, 128 + step, num_tokens, step * num_tokens)
+        for num_seqs, num_tokens in ((1, 8), (1, 17), (8, 15), (8, 20))
+        for step in range(100)
+    ]
+    for number, step in enumerate(mixed):
+        step["step_ms"] *= costs.noise(rng) * (1.15 if step["num_tokens"] == 17 else 1)
+        if number < outliers:
+            step["step_ms"] *= rng.uniform(2, 5)
+    found = fit(runs + mixed)[0].step_noise
+    assert found == pytest.approx(noise, rel=0.15, abs=0.006)
+    assert fit(runs + mixed[::50])[0].step_noise == 0, "of two steps of a kind"
+
+
+def test_the_factor_of_the_noise_is_one_on_average() -> None:
+    costs, rng = replace(SimulatedCosts(StepCosts(1.0, 1.0, 1.0)), step_noise=0.3), random.Random(0)
+    factors = [costs.noise(rng) for _ in range(40_000)]
+    assert sum(factors) / len(factors) == pytest.approx(1, abs=4 * 0.3 / 200)
+    assert sum(math.log(factor) ** 2 for factor in factors) / len(factors) == pytest.approx(0.3**2 + 0.045**2, rel=0.03)
+
+
+def test_the_noise_goes_through_the_file(tmp_path: Path) -> None:
+    costs = SimulatedCosts(StepCosts(0.01, 0.0005, 0.0004), pair_s=1e-9)
+    runs = [a_measured_step(costs, num_seqs) for num_seqs in (1, 8)] + [a_measured_step(costs, num_tokens=64)]
+    mixed = [one | {"step_ms": one["step_ms"] * (0.9, 1.1)[n % 2]} for n, one in enumerate([a_measured_step(costs, 8, 0, 16)] * 10)]
+    write_costs(tmp_path / "costs.json", runs + mixed, [], 100)
+    read = SimulatedEngine.read(tmp_path / "costs.json").costs
+    assert read == fit(runs + mixed)[0]
+    assert read.step_noise > 0.05
