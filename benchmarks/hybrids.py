@@ -6,7 +6,7 @@ is found.
 
 transformers gets all prompts of a round as one batch, of equal lengths, so that none is padded; its attention is "sdpa". Both
 compute greedily in bfloat16, with the same threads, in one process, one after the other in each round. Each shape has a process of
-its own, with an engine's environment.
+its own, with an engine's environment. The engine has the settings of `LLM`, as nobody reads a text before it is complete.
 
 Then a prompt of --prefix tokens is computed, and again with its prefix found in the cache: the tokens must be the same.
 
@@ -31,6 +31,8 @@ import torch
 import transformers
 from pydantic_settings import CliApp
 from transformers import AutoModelForCausalLM, PretrainedConfig
+from triptych.local.server import flags as setting_flags
+from triptych.offline.arguments import THROUGHPUT
 from triptych_common.model.store import TEXT_MODEL, resolve_model
 
 from benchmarks.engine.local import EngineCore, EngineSettings, LoadedEngine, Request, SamplingParams, finish, load_engine
@@ -105,7 +107,8 @@ class Engine:
     """The engine's step loop on this thread."""
 
     def __init__(self, path: Path, kv_cache_memory: str, serve_args: list[str]) -> None:
-        flags = ["--model", str(path), "--kv-cache-memory", kv_cache_memory, "--max-model-len", "8192", *serve_args]
+        flags = ["--model", str(path), "--kv-cache-memory", kv_cache_memory, "--max-model-len", "8192"]
+        flags += [*setting_flags(THROUGHPUT), *serve_args]
         self.loaded: LoadedEngine = load_engine(CliApp.run(EngineSettings, cli_args=flags))
         self._core = EngineCore(self.loaded.scheduler, self.loaded.executor, lambda step, outputs, load: None)
         self._ids = itertools.count()

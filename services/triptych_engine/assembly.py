@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -165,7 +166,7 @@ def make_scheduler(
     generates: bool = True,
 ) -> Scheduler:
     """The scheduler for a loaded model. Steps are limited by time, and draft tokens weighed, if the executor has measured costs."""
-    pacer = None if loaded.costs is None else StepPacer(loaded.costs, settings.max_step_ms / 1e3)
+    pacer = None if loaded.costs is None else StepPacer(loaded.costs, settings.max_step_ms / 1e3 or math.inf)
     takes_drafts = settings.prompt_lookup and loaded.takes_drafts and not schedules_ahead(settings, loaded)
     return Scheduler(
         KVCacheManager(

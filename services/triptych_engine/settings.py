@@ -137,9 +137,9 @@ class EngineSettings(GrpcServiceSettings):
     max_step_ms: Annotated[
         float,
         Field(
-            gt=0,
+            ge=0,
             description="Longest step while others decode, in milliseconds; prompts are cut to fit. The first twelve steps after a "
-            "pause may take up to five times as long.",
+            "pause may take up to five times as long. With 0, only the token budget cuts prompts, for the highest throughput.",
         ),
     ] = 70.0
     max_waiting: Annotated[int, Field(ge=0, description="Requests that may wait; further ones are refused.")] = 2048

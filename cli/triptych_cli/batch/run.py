@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from triptych.errors import StartupError
 from triptych.local import LocalServer
+from triptych.offline.arguments import THROUGHPUT
 from triptych.offline.calls.loop import Job, LoopThread, Window
 from triptych_common.batch.journal import Journal, JournalError, UnusableFileError, output_line
 from triptych_common.batch.lines import Line
@@ -132,7 +133,7 @@ def _gateway(model: str, url: str | None, console: Console) -> Iterator[tuple[st
         return
     try:
         with console.status(f"starting {model}"):
-            server = LocalServer(model)
+            server = LocalServer(model, engine=THROUGHPUT)
     except StartupError as error:
         raise CommandError(str(error)) from error
 

@@ -12,6 +12,7 @@ if all costs were wrong, a step with prompts would take at most two times the wa
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 
 from triptych_engine.scheduling.step_costs import CostEstimate, StepCosts
@@ -47,7 +48,8 @@ class StepPacer:
 
     Args:
         costs: measured on this machine.
-        max_step_s: prompts may not make a step longer than this while others decode; see BEGINNING_STEPS for the exception.
+        max_step_s: prompts may not make a step longer than this while others decode; see BEGINNING_STEPS for the exception. They
+            get all tokens that there are, if it is infinite.
         min_prompt_tokens: prompts get at least this many tokens per step, even on a slow machine.
     """
 
@@ -94,6 +96,8 @@ class _Regime:
         return self._estimate.costs
 
     def prompt_tokens(self, num_decoding: int, num_prompts: int, beginning: bool) -> int:
+        if self._max_step_s == math.inf:
+            return sys.maxsize
         costs, least = self.costs, self._min_prompt_tokens
         decoding_s = costs.step_s(num_decoding)
         # A step longer than max_step_s is wanted only if steps have shown that decoding takes so long.

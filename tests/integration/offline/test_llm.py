@@ -53,6 +53,11 @@ def test_greedy_texts_in_order_are_those_of_the_rest_interface(llm: LLM) -> None
     assert "Paris" in output.outputs[0].text
 
 
+def test_prompts_are_not_paced_as_for_those_who_read(llm: LLM) -> None:
+    assert llm.server is not None
+    assert {"--engine.max-step-ms=0", "--engine.max-num-seqs=32"} <= set(psutil.Process(llm.server.pid).cmdline())
+
+
 def test_attributes_of_a_result(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1, n=2)
     (output,) = llm.generate("The capital of France is", params, use_tqdm=False)

@@ -7,6 +7,8 @@ from typing import Any
 
 from triptych.errors import InvalidRequestError
 
+#: The engine's settings where nobody reads a text before it is complete: no text needs to go on while others begin.
+THROUGHPUT: Mapping[str, object] = {"max_step_ms": 0}
 #: vLLM's names of dtypes that have others here.
 _DTYPES = {"half": "float16", "float": "float32"}
 #: Argument -> its setting of the engine.

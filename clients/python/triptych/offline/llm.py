@@ -10,7 +10,7 @@ from typing import Any
 from triptych.client.config import TLSConfig
 from triptych.errors import InvalidRequestError
 from triptych.local import LocalServer
-from triptych.offline.arguments import server_options
+from triptych.offline.arguments import THROUGHPUT, server_options
 from triptych.offline.calls.runtime import Runtime
 from triptych.offline.pooling_methods import PoolingMethods
 from triptych.offline.text_methods import TextMethods
@@ -68,6 +68,7 @@ class LLM(TextMethods, PoolingMethods):
         if address is None:
             if not model:
                 raise InvalidRequestError("model is required, unless address is given", field="model")
+            options["engine"] = {**THROUGHPUT, **options["engine"]}
             for service, settings in given.items():
                 options[service] = {**options.get(service, {}), **(settings or {})}
             server = LocalServer(model, log_level=log_level, log_file=log_file, **options)

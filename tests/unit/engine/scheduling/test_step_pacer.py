@@ -47,6 +47,16 @@ def test_however_many_prompts_wait_no_step_exceeds_the_longest():
     assert a_pacer(max_step_s=0.1).prompt_tokens(num_decoding=4, num_prompts=100) == 38  # (100 - 24) / 2
 
 
+def test_without_a_longest_step_prompts_get_all_that_the_budget_has():
+    scheduler = a_scheduler(256, max_num_seqs=8, max_num_batched_tokens=64, pacer=a_pacer(max_step_s=math.inf))
+    runner = FakeRunner()
+    scheduler.add(a_request("stream", [3] * 8, max_tokens=16))
+    step(scheduler, runner)
+    for number in range(3):
+        scheduler.add(a_request(f"r{number}", [4 + number] * 40, max_tokens=1))
+    assert [sum(step(scheduler, runner).values()) for _ in range(3)] == [64, 58, 1]
+
+
 def test_streams_that_have_only_begun_bear_a_longer_step():
     pacer = a_pacer(max_step_s=0.1)
     assert pacer.prompt_tokens(num_decoding=4, num_prompts=100, beginning=True) == 238  # (5 * 100 - 24) / 2
