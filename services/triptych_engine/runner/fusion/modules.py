@@ -86,7 +86,7 @@ class GatedMLP(nn.Module):
         #: Its two products; the first one is gate and up, concatenated.
         self.gate_up, self.down = kernels.pack(*inputs.values()), kernels.pack(down)
         #: For each of these, the name and the number of outputs of each of its linear layers.
-        self.linears = {name: int(one.out_features) for name, one in inputs.items()}, {output: int(down.out_features)}
+        self.linears = {name: int(one.out_features) for name, one in inputs.items()}, {output: self.down.out_features}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self._kernels.act_mul(self.gate_up(x), self.activation))
