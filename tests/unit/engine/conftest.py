@@ -7,10 +7,16 @@ import functools
 from collections.abc import Callable
 
 import pytest
+from support.triton_interpreter import prepare_interpreter
 from triptych_common.host.cache import cache_dir
 from triptych_common.host.cpu import isas_of_this_cpu
 from triptych_engine.runner.cpu import kernel_build
 from triptych_engine.runner.cpu.kernels import LINEAR_METHODS, CpuKernels, load_kernels
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreter_prepared() -> None:
+    prepare_interpreter()
 
 
 @pytest.fixture(scope="session")
