@@ -41,8 +41,8 @@ void add_row(float* to, const float* added, int64_t size, float scale) {
 }
 
 // One layer, computed by all threads of a parallel region. x may be s.out.
-template <class Format, class Cache>
-void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, const Workspace<Format>& w, Team& team, StageClock& clock,
+template <class Format>
+void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, const Workspace& w, Team& team, StageClock& clock,
                    Exchange& exchange) {
   const DecoderLayerArgs& l = *s.layers[layer];
   const int64_t rows = s.attention->num_tokens, hidden = l.in.in_features, inner = l.down.in_features;
@@ -61,7 +61,7 @@ void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, cons
   clock.mark(kLinearStage);
   adapted.add(0, 4, w.normed, l.in, w.in);
   if (!l.recurrent) {
-    attend<Format, Cache>(l, s, layer, w, team, clock);
+    attend<Format::kRounds>(l, s, layer, w, team, clock);
   } else {
     if (s.lora_slots) team.wait();  // a thread reads the rows of others, to which these have added updates
     if (l.recurrent->decay_rates) recur(l, s, layer, w, team);
@@ -119,9 +119,9 @@ void embed(const DecoderEndsArgs& e, int64_t token_id, int64_t hidden, float* ro
   for (int64_t i = 0; e.embedding_scale != 1 && i < hidden; i++) row[i] *= e.embedding_scale;
 }
 
-// The last norm and the output head, of the rows that are wanted. Not inlined: it would be compiled for each type of the cache.
+// The last norm and the output head, of the rows that are wanted.
 template <class Format>
-[[gnu::noinline]] void compute_logits(const DecoderStepArgs& s, const Workspace<Format>& w, Team& team, StageClock& clock) {
+void compute_logits(const DecoderStepArgs& s, const Workspace& w, Team& team, StageClock& clock) {
   const DecoderEndsArgs& e = *s.ends;
   const int64_t hidden = e.head.in_features;
   const Input<Format> normed{w.normed, (uint32_t*)w.prepared, hidden};
@@ -144,14 +144,14 @@ template <class Format>
   clock.mark(kHeadStage);
 }
 
-template <class Format, class Cache>
+template <class Format>
 void decoder_layers(const DecoderStepArgs& s) {
   Team team;
 #pragma omp parallel
   {
     StageClock clock(s.stage_ns);
     Exchange exchange(s.layers[0]->ranks, team);
-    const Workspace<Format> w(s.layers, s.num_layers, s.workspace, s.attention->num_tokens);
+    const Workspace w(s.layers, s.num_layers, Format::num_prepared_words, s.workspace, s.attention->num_tokens);
     const float* x = s.x;
     if (s.token_ids) {  // the first layer begins with the same rows in the same threads
       const int64_t hidden = s.layers[0]->in.in_features;
@@ -159,7 +159,7 @@ void decoder_layers(const DecoderStepArgs& s) {
       x = s.out;
       clock.mark(kEmbeddingStage);
     }
-    for (int64_t i = 0; i < s.num_layers; i++) compute_layer<Format, Cache>(s, i, i ? s.out : x, w, team, clock, exchange);
+    for (int64_t i = 0; i < s.num_layers; i++) compute_layer<Format>(s, i, i ? s.out : x, w, team, clock, exchange);
     if (s.ends) compute_logits<Format>(s, w, team, clock);
   }
 }
@@ -177,13 +177,9 @@ int64_t triptych_lora_update_size() { return sizeof(LoraUpdate); }
 // Computes layers; and the number of 32-bit words of workspace that they need per row. name: format of all of their weights.
 #define DECODER_LAYERS(name, Format)                                                                                              \
   int64_t triptych_decoder_layers_workspace_##name(const DecoderLayerArgs* const* layers, int64_t num_layers) {                    \
-    return Workspace<Format>(layers, num_layers, nullptr, 0).per_row;                                                              \
+    return Workspace(layers, num_layers, Format::num_prepared_words, nullptr, 0).per_row;                                          \
   }                                                                                                                                \
-  void triptych_decoder_layers_##name(const DecoderStepArgs* s) {                                                                  \
-    if (s->cache_bits == 8) decoder_layers<Format, q8>(*s);                                                                        \
-    else if (s->cache_bits == 16) decoder_layers<Format, bf16>(*s);                                                                \
-    else decoder_layers<Format, float>(*s);                                                                                        \
-  }
+  void triptych_decoder_layers_##name(const DecoderStepArgs* s) { decoder_layers<Format>(*s); }
 DECODER_LAYERS(bf16, Bf16Format)
 DECODER_LAYERS(wide, WideFormat)
 DECODER_LAYERS(quant, MixedQuantFormat)

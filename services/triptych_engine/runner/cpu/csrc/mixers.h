@@ -17,8 +17,7 @@ inline int64_t head_offset(const DecoderLayerArgs& l, int64_t head) {
   return (head + gates) * l.head_dim;
 }
 
-template <class Format>
-PagedAttentionArgs attention_of(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace<Format>& w) {
+inline PagedAttentionArgs attention_of(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace& w) {
   PagedAttentionArgs a = *s.attention;
   const int64_t num_heads = l.num_q_heads + l.num_kv_heads, keys = l.num_q_heads * (int64_t)l.head_dim;
   a.q = w.inner, a.k = w.inner + keys, a.v = w.in + head_offset(l, num_heads), a.out = w.mixed;
@@ -32,8 +31,7 @@ PagedAttentionArgs attention_of(const DecoderLayerArgs& l, const DecoderStepArgs
   return a;
 }
 
-template <class Format>
-void rotate_token(const DecoderLayerArgs& l, const DecoderStepArgs& s, const Workspace<Format>& w, int64_t t) {
+[[gnu::noinline]] inline void rotate_token(const DecoderLayerArgs& l, const DecoderStepArgs& s, const Workspace& w, int64_t t) {
   const int64_t num_heads = l.num_q_heads + l.num_kv_heads, angle = (s.positions ? s.positions[t] : t) * s.rotary_dim;
   for (int64_t h = 0; h < num_heads; h++) {
     rope_head(w.in + t * l.in.out_features + head_offset(l, h), h < l.num_q_heads ? l.q_norm : l.k_norm, s.cos + angle, s.sin + angle,
@@ -41,9 +39,9 @@ void rotate_token(const DecoderLayerArgs& l, const DecoderStepArgs& s, const Wor
   }
 }
 
-// The attention of a layer: w.in -> w.mixed. There is a barrier at the end.
-template <class Format, class Cache>
-void attend(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace<Format>& w, Team& team, StageClock& clock) {
+template <class Cache, class Products>
+[[gnu::noinline]] void attend_to(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace& w, Team& team,
+                                 StageClock& clock) {
   const PagedAttentionArgs a = attention_of(l, s, layer, w);
   Team::for_rows(s.attention->num_tokens, [&](int64_t r) {
     rotate_token(l, s, w, r);
@@ -51,7 +49,7 @@ void attend(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, 
   });
   team.wait();
   clock.mark(kOtherStage);
-  attend_shared<FastestProducts<Cache, Format::kRounds>, float, float>(a);
+  attend_shared<Products>(a, kRowFunctions<Products, float, float>);
   team.wait();
   clock.mark(kAttentionStage);
   if (!l.has_gate) return;
@@ -64,9 +62,16 @@ void attend(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, 
   team.wait();
 }
 
+// The attention of a layer: w.in -> w.mixed. There is a barrier at the end. kRounds: see linear.h.
+template <bool kRounds>
+void attend(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace& w, Team& team, StageClock& clock) {
+  if (s.cache_bits == 8) attend_to<q8, FastestProducts<q8, kRounds>>(l, s, layer, w, team, clock);
+  else if (s.cache_bits == 16) attend_to<bf16, FastestProducts<bf16, kRounds>>(l, s, layer, w, team, clock);
+  else attend_to<float, FastestProducts<float, kRounds>>(l, s, layer, w, team, clock);
+}
+
 // What a layer has in the place of an attention: w.in -> w.mixed. There is a barrier at the end.
-template <class Format>
-void convolve(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace<Format>& w, Team& team) {
+[[gnu::noinline]] inline void convolve(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace& w, Team& team) {
   const RecurrentLayerArgs& r = *l.recurrent;
   conv_shared<float>({*s.segments, w.in, r.conv_weight, r.conv_bias, s.conv_states[layer], w.mixed, l.in.out_features,
                       l.out.in_features, r.conv_width, false, true});
@@ -76,8 +81,7 @@ void convolve(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }  // as torch's, which is x from 20 on
 
 // A recurrence behind a convolution. There is a barrier at the end.
-template <class Format>
-void recur(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace<Format>& w, Team& team) {
+[[gnu::noinline]] inline void recur(const DecoderLayerArgs& l, const DecoderStepArgs& s, int64_t layer, const Workspace& w, Team& team) {
   const RecurrentLayerArgs& r = *l.recurrent;
   const RecurrentLayout at(r);
   const int64_t rows = s.attention->num_tokens, channels = recurrent_channels(r), heads = r.num_heads, values = heads * r.value_dim;

@@ -171,6 +171,7 @@ void recur_shared(const RecurArgs& args) {
   if (count == 2) return recur_by<T, 2>(args);
   recur_by<T, 1>(args);
 }
+extern template void recur_shared<float>(const RecurArgs&);  // it is in recurrent.cpp, for decoder_layer.cpp too
 
 // out = x / rms(x) * weight * silu(gate); or, if the gate comes first, y / rms(y) * weight of y = x * silu(gate). out may be x.
 template <class T>

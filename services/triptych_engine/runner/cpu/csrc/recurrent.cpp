@@ -3,6 +3,9 @@
 
 #include "recurrence.h"
 
+template void triptych::conv_shared<float>(const ConvArgs&);
+template void triptych::recur_shared<float>(const RecurArgs&);
+
 namespace {
 
 using namespace triptych;

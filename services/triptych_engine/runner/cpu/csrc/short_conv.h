@@ -77,7 +77,7 @@ inline void conv_of_width(const ConvArgs& args) {
 
 // Computes it, distributed over the threads of the enclosing parallel region, without a barrier at the end.
 template <class T>
-inline void conv_shared(const ConvArgs& args) {
+void conv_shared(const ConvArgs& args) {
   switch (args.width) {
     case 1: return conv_of_width<T, 1>(args);
     case 2: return conv_of_width<T, 2>(args);
@@ -85,5 +85,6 @@ inline void conv_shared(const ConvArgs& args) {
     default: return conv_of_width<T, kMostWidth>(args);
   }
 }
+extern template void conv_shared<float>(const ConvArgs&);  // it is in recurrent.cpp, for decoder_layer.cpp too
 
 }  // namespace triptych

@@ -89,8 +89,8 @@ inline int64_t part_floats(const Args& a, int threads) {
 }
 
 // As attend_shared. memory: of all threads, with room for `part_floats`.
-template <class Products, class A, class V>
-inline void attend_parts(const Args& a, float* memory) {
+template <class Products>
+[[gnu::noinline]] void attend_parts(const Args& a, const RowFunctions& functions, float* memory) {
   if (a.num_tiles == 0) return;
   const int64_t most = most_rows(a), size = PartSums::size(a, most);
   const Scratch scratch = scratch_for(a, int(most / (a.num_q_heads / a.num_kv_heads)), 2, Products::query_words(a));
@@ -98,7 +98,7 @@ inline void attend_parts(const Args& a, float* memory) {
   [[maybe_unused]] Products products;
   const auto attend_part = [&](const HeadsTile& tile, int part, const Scratch& to) {
     const HeadsTile own = tile.of_part(part);
-    attend<Products, A>(a, own, part + 1 < tile.end_part() ? tile.of_part(part + 1) : own, to);
+    attend<Products>(a, functions, own, part + 1 < tile.end_part() ? tile.of_part(part + 1) : own, to);
   };
   if (!shares_parts(a, omp_get_num_threads())) {
     share_items(a.num_tiles, [&](int64_t i, int64_t) {
@@ -111,7 +111,7 @@ inline void attend_parts(const Args& a, float* memory) {
                    one.row_sum[r], a.v_head_dim);
         }
       }
-      finish_rows<V>(a, tile.tile, total);
+      functions.finish_all(a, tile.tile, total);
     });
     return;
   }
@@ -138,7 +138,7 @@ inline void attend_parts(const Args& a, float* memory) {
         const PartSums more(a, memory + p * size, most);
         add_part(out, sums.row_max[r], sums.row_sum[r], more.out + r * a.v_head_dim, more.row_max[r], more.row_sum[r], a.v_head_dim);
       }
-      finish_row<V>(a, tile.tile, r, out, sums.row_sum[r]);
+      functions.finish(a, tile.tile, r, out, sums.row_sum[r]);
     }
     first += wave.num_tiles;
   }

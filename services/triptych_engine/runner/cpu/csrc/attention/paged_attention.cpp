@@ -6,11 +6,19 @@
 
 using namespace triptych;
 
+#if defined(TRIPTYCH_BF16_DOT)
+template void triptych::attend_shared<Bf16AttentionProducts>(const Args&, const RowFunctions&);
+#endif
+template void triptych::attend_shared<Fp32Products<float>>(const Args&, const RowFunctions&);
+template void triptych::attend_shared<Fp32Products<bf16>>(const Args&, const RowFunctions&);
+template void triptych::attend_shared<Fp32Products<q8>>(const Args&, const RowFunctions&);
+
 namespace {
 
 template <class A, class V, class T>
 void run(const Args& a) {
   using Products = FastestProducts<T, std::is_same_v<V, bf16>>;
+  const RowFunctions& functions = kRowFunctions<Products, A, V>;
   if (values_in_keys(a)) {
     static thread_local std::vector<float> parts;  // several teams of threads may compute at the same time
     parts.resize(std::max(parts.size(), size_t(part_floats(a, omp_get_max_threads()))));
@@ -18,14 +26,14 @@ void run(const Args& a) {
 #pragma omp parallel
     {
       write_shared<A, V, T>(a);
-      attend_parts<Products, A, V>(a, memory);
+      attend_parts<Products>(a, functions, memory);
     }
     return;
   }
 #pragma omp parallel
   {
     write_shared<A, V, T>(a);
-    attend_shared<Products, A, V>(a);
+    attend_shared<Products>(a, functions);
   }
 }
 

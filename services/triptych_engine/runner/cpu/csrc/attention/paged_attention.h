@@ -23,7 +23,7 @@ namespace triptych {
 constexpr float kMasked = -1e30f;  // below any real score; finite, so that differences stay finite
 
 template <class Products, class A>
-inline void begin_rows(const Args& a, const Tile& tile, const Scratch& s) {
+void begin_rows(const Args& a, const Tile& tile, const Scratch& s) {
   for (int r = 0; r < tile.rows; r++) {
     const A* q = (const A*)a.q + tile.token(r) * a.q_stride_t + tile.q_head(r) * a.q_stride_h;
     float* scaled = (float*)s.panel;
@@ -80,11 +80,30 @@ inline void weigh_row(const Args& a, const Tile& tile, const Scratch& s, int r, 
   s.row_sum[r] += sum_of(joined(sum));
 }
 
-// Sums up the values of the keys of `own`, into scratch. next: what this thread computes next, or the same as `own`. The step's queries
-// and keys are of type A.
-template <class Products, class A>
-inline void attend(const Args& a, const HeadsTile& own, const HeadsTile& next, const Scratch& scratch) {
-  for (int h = 0; h < own.heads; h++) begin_rows<Products, A>(a, own.of_head(h), scratch.of_head(h));
+// Stores a row's result, which is of type V, given its sums.
+template <class V>
+void finish_row(const Args& a, const Tile& tile, int r, const float* sums, float row_sum) {
+  V* out = (V*)a.out + ((int64_t)tile.token(r) * a.num_q_heads + tile.q_head(r)) * a.v_head_dim;
+  const float scale = row_sum > 0.0f ? 1.0f / row_sum : 0.0f;
+  for (int c = 0; c < a.v_head_dim; c += kLanes) store(out + c, load(sums + c) * scale);
+}
+
+// What depends on the types of queries (A) and results (V). Called by address: all that is between is compiled once for all types.
+struct RowFunctions {
+  void (*begin)(const Args& a, const Tile& tile, const Scratch& s);
+  void (*finish)(const Args& a, const Tile& tile, int r, const float* sums, float row_sum);
+
+  void finish_all(const Args& a, const Tile& tile, const Scratch& s) const {
+    for (int r = 0; r < tile.rows; r++) finish(a, tile, r, s.out + r * s.out_stride, s.row_sum[r]);
+  }
+};
+template <class Products, class A, class V>
+constexpr RowFunctions kRowFunctions{begin_rows<Products, A>, finish_row<V>};
+
+// Sums up the values of the keys of `own`, into scratch. next: what this thread computes next, or the same as `own`.
+template <class Products>
+inline void attend(const Args& a, const RowFunctions& functions, const HeadsTile& own, const HeadsTile& next, const Scratch& scratch) {
+  for (int h = 0; h < own.heads; h++) functions.begin(a, own.of_head(h), scratch.of_head(h));
   for (int group = 0, groups; group < own.num_groups; group += groups) {
     groups = own.groups_from(group);
     const int first = (own.first_group + group) * kLanes;
@@ -99,18 +118,6 @@ inline void attend(const Args& a, const HeadsTile& own, const HeadsTile& next, c
   }
 }
 
-// Stores a row's result, which is of type V, given its sums.
-template <class V>
-inline void finish_row(const Args& a, const Tile& tile, int r, const float* sums, float row_sum) {
-  V* out = (V*)a.out + ((int64_t)tile.token(r) * a.num_q_heads + tile.q_head(r)) * a.v_head_dim;
-  const float scale = row_sum > 0.0f ? 1.0f / row_sum : 0.0f;
-  for (int c = 0; c < a.v_head_dim; c += kLanes) store(out + c, load(sums + c) * scale);
-}
-template <class V>
-inline void finish_rows(const Args& a, const Tile& tile, const Scratch& s) {
-  for (int r = 0; r < tile.rows; r++) finish_row<V>(a, tile, r, s.out + r * s.out_stride, s.row_sum[r]);
-}
-
 // The threads of the enclosing parallel region share the work of these functions; after `write_shared`, they wait for each other.
 template <class A, class V, class T>
 inline void write_shared(const Args& a) {
@@ -121,8 +128,8 @@ inline void write_shared(const Args& a) {
 
 constexpr int kTilesPerThread = 4;
 
-template <class Products, class A, class V>
-inline void attend_shared(const Args& a) {
+template <class Products>
+[[gnu::noinline]] void attend_shared(const Args& a, const RowFunctions& functions) {
   if (a.num_tiles == 0) return;
   // If many sequences decode, a thread computes all heads of one, so it reads a block from start to end. Otherwise, heads of one
   // sequence are distributed over threads.
@@ -135,8 +142,8 @@ inline void attend_shared(const Args& a) {
   [[maybe_unused]] Products products;
   share_items(items, [&](int64_t i, int64_t next) {
     const HeadsTile own = item(i);
-    attend<Products, A>(a, own, item(next), scratch);
-    for (int h = 0; h < own.heads; h++) finish_rows<V>(a, own.of_head(h), scratch.of_head(h));
+    attend<Products>(a, functions, own, item(next), scratch);
+    for (int h = 0; h < own.heads; h++) functions.finish_all(a, own.of_head(h), scratch.of_head(h));
   });
 }
 
@@ -148,5 +155,13 @@ using FastestProducts = std::conditional_t<kRounds && std::is_same_v<T, bf16>, B
 template <class T, bool kRounds>
 using FastestProducts = Fp32Products<T>;
 #endif
+
+// They are in paged_attention.cpp, for decoder_layer.cpp too.
+#if defined(TRIPTYCH_BF16_DOT)
+extern template void attend_shared<Bf16AttentionProducts>(const Args&, const RowFunctions&);
+#endif
+extern template void attend_shared<Fp32Products<float>>(const Args&, const RowFunctions&);
+extern template void attend_shared<Fp32Products<bf16>>(const Args&, const RowFunctions&);
+extern template void attend_shared<Fp32Products<q8>>(const Args&, const RowFunctions&);
 
 }  // namespace triptych
