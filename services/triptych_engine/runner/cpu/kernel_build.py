@@ -8,6 +8,8 @@ sets (`python -m triptych_engine.runner.cpu.kernel_build DIR`): wheels beside th
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -15,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -67,7 +70,8 @@ def _is_whole(library: bytes) -> bool:
 
 
 def build(isa: str, folder: Path, extra_flags: tuple[str, ...] = ()) -> Path:
-    """Compile the kernels for an instruction set into a folder. Another process may do the same at the same time.
+    """Compile the kernels for an instruction set into a folder. A process that wants the same at the same time waits, and compiles
+    nothing.
 
     Args:
         extra_flags: compiler flags. `-DTRIPTYCH_EMULATE_BF16=` emulates instructions that this CPU lacks, for tests: see
@@ -80,9 +84,17 @@ def build(isa: str, folder: Path, extra_flags: tuple[str, ...] = ()) -> Path:
     if compiler is None:
         raise FileNotFoundError("no C++ compiler found (g++, clang++ or $CXX)")
     folder.mkdir(parents=True, exist_ok=True)
-    log.info("building the CPU kernels for %s, once for this machine; this takes a minute or two", isa)
     target = folder / _file_name(isa, extra_flags)
-    with tempfile.TemporaryDirectory(dir=folder) as tmp:
+    before = _written_at(target)
+    with _alone_in(folder):
+        if _written_at(target) == before:
+            _compile(compiler, isa, extra_flags, target)
+    return target
+
+
+def _compile(compiler: str, isa: str, extra_flags: tuple[str, ...], target: Path) -> None:
+    log.info("building the CPU kernels for %s, once for this machine; this takes a minute or two", isa)
+    with tempfile.TemporaryDirectory(dir=target.parent) as tmp:
         objects = {source: str(Path(tmp, source.stem + ".o")) for source in _SOURCES if source.suffix == ".cpp"}
         flags = (*_FLAGS, *_ISA_FLAGS[isa], *extra_flags)
         commands = [
@@ -97,7 +109,30 @@ def build(isa: str, folder: Path, extra_flags: tuple[str, ...] = ()) -> Path:
         library.write_bytes(content + hashlib.sha256(content).digest())  # a loader ignores what follows the sections
         library.replace(target)
     log.info("built the CPU kernels for %s", isa)
-    return target
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait while another process builds in this folder. Where the file system has no locks, it does not wait."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.info("waiting for another process that builds CPU kernels")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _written_at(path: Path) -> int | None:
+    """When a file was written, in nanoseconds."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 def _run(command: list[str]) -> None:

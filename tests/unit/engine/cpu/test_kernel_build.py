@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +15,14 @@ import torch
 from support.builders.engine import a_tiny_llama_config, save_random_model
 from support.cpu_levels import LEVELS
 from support.drivers.attention import RAGGED, TOLERANCE, run_both
+from support.waiting import until
 from triptych_common.host.cpu import isas_of_this_cpu
 from triptych_engine.runner import builder
 from triptych_engine.runner.attention.paged import LayerShape
 from triptych_engine.runner.builder import build_runner
 from triptych_engine.runner.config import RunnerConfig
 from triptych_engine.runner.cpu import kernel_build
+from triptych_engine.runner.cpu import kernels as cpu_kernels
 from triptych_engine.runner.cpu.kernels import CpuKernels, load_kernels
 
 
@@ -44,10 +49,10 @@ def test_kernels_that_multiply_wrongly_are_not_used(monkeypatch: pytest.MonkeyPa
         return out
 
     monkeypatch.setattr(CpuKernels, "linear", wrong_in_the_first)
-    levels = isas_of_this_cpu()
-    if len(levels) < 2:
+    if len(LEVELS) < 2:
         pytest.skip("this CPU has one instruction set, and no other can take its place")
-    best, second = levels[:2]
+    monkeypatch.setattr(cpu_kernels, "isas_of_this_cpu", lambda: LEVELS)  # other tests need the kernels of both
+    best, second = LEVELS
     loaded = load_kernels.__wrapped__()
     assert loaded is not None
     assert loaded is not seen[0]
@@ -82,6 +87,30 @@ def test_a_library_that_does_not_load_is_built_again(
     assert load_kernels.__wrapped__() is not None
     assert f"{bad} does not load and is built again" in caplog.text
     assert bad.read_bytes() == good.read_bytes()
+
+
+async def test_two_processes_that_want_the_same_library_build_it_once(
+    kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """Threads stand in for processes: each has the folder open for itself."""
+    caplog.set_level(logging.INFO)
+    isa, built, waits = isas_of_this_cpu()[0], [], threading.Event()
+    good = kernel_build.find(isa)
+    assert good is not None
+
+    def compile_slowly(compiler: str, isa: str, flags: tuple[str, ...], target: Path) -> None:
+        built.append(isa)
+        waits.wait(10)
+        shutil.copyfile(good, target)
+
+    monkeypatch.setattr(kernel_build, "_compile", compile_slowly)
+    both = asyncio.gather(*(asyncio.to_thread(kernel_build.build, isa, tmp_path) for _ in range(2)))
+    await until(lambda: "waiting for another process" in caplog.text)
+    waits.set()
+    assert [made.read_bytes() for made in await both] == 2 * [good.read_bytes()]
+    assert built == [isa]
+    kernel_build.build(isa, tmp_path)  # who found it broken
+    assert built == 2 * [isa]
 
 
 @pytest.mark.parametrize("isa", LEVELS)
