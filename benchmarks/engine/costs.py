@@ -86,7 +86,7 @@ def _noise(runs: Sequence[dict], costs: SimulatedCosts) -> float:
         return 0.0
     low, high = np.quantile(deviations, (_LOW, _HIGH))
     normal = statistics.NormalDist()
-    return float((high - low) / (normal.inv_cdf(_HIGH) - normal.inv_cdf(_LOW)))
+    return min(1.0, float((high - low) / (normal.inv_cdf(_HIGH) - normal.inv_cdf(_LOW))))
 
 
 def _sizes(run: dict) -> dict[str, int]:

@@ -164,6 +164,10 @@ def a_tiny_llama_config(**overrides: Any) -> LlamaConfig:
     return LlamaConfig(**(values | overrides))
 
 
+#: What families call their recurrent modules.
+_RECURRENT = ("mamba", "linear_attn", "conv", "mixer")
+
+
 def save_random_model(
     folder: Path, config: PretrainedConfig, auto: Any = AutoModelForCausalLM, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> Path:
@@ -173,5 +177,9 @@ def save_random_model(
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.3 if "embed" in name or "lm_head" in name else 0.15)
+        elif name.endswith(("A_log", "dt_bias")):
+            torch.nn.init.uniform_(parameter, -2, 1)
+        elif any(part in _RECURRENT for part in name.split(".")):  # else a fault in a head's or a channel's would not be seen
+            torch.nn.init.normal_(parameter, mean=float(name.endswith(("norm.weight", "D"))), std=0.3)
     model.to(dtype).save_pretrained(folder)
     return folder

@@ -49,7 +49,7 @@ def test_types_ranges_and_defaults(page: str) -> None:
     assert about(page, "Encoder", "--cache-memory") == "bytes; 1 GiB"
     assert about(page, "Frontend and encoder", "--max-media-bytes") == "bytes ≤32 MiB; 20 MiB"
     assert about(page, "Engine", "--max-num-seqs") == "int 1-4096; 256"
-    assert about(page, "Engine", "--max-step-ms") == "float >0; 70"
+    assert about(page, "Engine", "--max-step-ms") == "float ≥0; 70"
     assert about(page, "Engine", "--quantization") == "`none`, `int8`, `int4`; `none`"
     assert about(page, "Gateway", "--access-log") == "on"
     assert about(page, "Gateway", "--api-key") == "secret"

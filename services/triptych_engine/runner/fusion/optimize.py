@@ -22,6 +22,7 @@ from them are verified first, without rounded inputs; cpu/quantize.py comes last
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import inspect
 import itertools
@@ -153,18 +154,27 @@ def _read_weights(forward: Callable[..., Any]) -> frozenset[str]:
     Not what it reads only while it is trained, as Mamba-2 does.
     """
     try:
-        todo: list[ast.AST] = [ast.parse(textwrap.dedent(inspect.getsource(forward)))]
-    except (OSError, TypeError, SyntaxError):  # there is no source
+        source = inspect.getsource(forward)
+    except (OSError, TypeError):  # there is no source
         return frozenset()
+    try:
+        todo: list[ast.AST] = [ast.parse(textwrap.dedent(source))]
+    except SyntaxError:  # a line is indented less than the function
+        return frozenset(re.findall(r"self\.(\w+)\.weight\b", source))
     found = set()
     while todo:
         node = todo.pop()
         read = re.fullmatch(r"self\.(\w+)\.weight", ast.unparse(node)) if isinstance(node, ast.Attribute) else None
         if read:
             found.add(read[1])
-        is_training = isinstance(node, ast.If) and re.match(r"self\.training( and |$)", ast.unparse(node.test))
-        todo += node.orelse if isinstance(node, ast.If) and is_training else ast.iter_child_nodes(node)
+        todo += node.orelse if isinstance(node, ast.If) and _is_of_training(node.test) else ast.iter_child_nodes(node)
     return frozenset(found)
+
+
+def _is_of_training(test: ast.expr) -> bool:
+    """Whether a condition is `self.training`, with or without further ones."""
+    first = test.values[0] if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else test
+    return ast.unparse(first) == "self.training"
 
 
 def _packed_linear(module: nn.Module, kernels: FusedKernels) -> nn.Module | None:
@@ -244,8 +254,9 @@ def _fused_gated_norm(module: nn.Module, kernels: FusedKernels) -> nn.Module | N
     if weight is None or weight.dim() != 1 or weight.dtype not in (torch.float32, torch.bfloat16):
         return None
     generator = torch.Generator().manual_seed(0)
-    x, gate = (torch.randn(6, weight.shape[0], generator=generator).to(weight) for _ in range(2))
-    expected = module(x, gate)
+    x, gate = (torch.randn(6, weight.shape[0], generator=generator) for _ in range(2))
+    x *= torch.logspace(-2, 2, weight.shape[0])  # which a norm of groups makes equal
+    expected = copy.deepcopy(module).float()(x, gate)
     for gates_first in (False, True):
         fused = FusedGatedRMSNorm(weight.data, eps, kernels.gated_rms_norm, gates_first=gates_first)
         if _same(expected, fused(x, gate)):
