@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
+import pickle
 import tempfile
 import threading
 import time
@@ -50,10 +52,11 @@ class Ranks:
         self._size, self._shares_memory = size, shares_memory
         self._pipes: list[Connection] = []
         self._processes: list[SpawnProcess] = []
+        self._folders = contextlib.ExitStack()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        folder = tempfile.mkdtemp(prefix="ranks-")
+        folder = self._folders.enter_context(tempfile.TemporaryDirectory(prefix="ranks-"))
         for rank in range(self._size):
             place = Place(rank, self._size, str(Path(folder, "rendezvous")))
             ours, theirs = context.Pipe()
@@ -90,6 +93,7 @@ class Ranks:
             process.kill()
             process.join()
         self._pipes, self._processes = [], []
+        self._folders.close()
 
 
 def _serve(place: Place, memory: str, pipe: Connection) -> None:
@@ -103,10 +107,11 @@ def _serve(place: Place, memory: str, pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            pipe.send(compute(replace(config, place=place), prompt))
+            answer: Any = compute(replace(config, place=place), prompt)
         except Exception as error:
             error.add_note(traceback.format_exc())
-            pipe.send(error)
+            answer = error
+        pipe.send_bytes(pickle.dumps(answer))  # not `send`: of a tensor it would send where it is, through a socket in a file
 
 
 def compute(config: RunnerConfig, prompt: list[int]) -> Computed:
