@@ -11,11 +11,10 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullLocator
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,8 @@ _WIDTH, _HEIGHT = 5.2, 3.3  # inches; a phone shows it at two thirds
 
 def draw(chart: Chart) -> str:
     """The chart as SVG."""
+    import matplotlib as mpl  # takes a second, and most users of this module only describe charts
+
     with mpl.rc_context(_STYLE):
         figure = _lines(chart)
         file = io.StringIO()
@@ -101,6 +102,9 @@ def _with_dark_colours(svg: str) -> str:
 
 
 def _lines(chart: Chart) -> Figure:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullLocator
+
     figure = Figure(figsize=(_WIDTH, _HEIGHT))
     axes = figure.add_subplot()
     colours = dict(zip((line.label for line in chart.lines if line.kin is None), itertools.cycle(_COLOURS), strict=False))

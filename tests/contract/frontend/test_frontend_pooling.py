@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
 from support.builders.frontend import Bench, chat_request, frontend_bench, hello
 from support.builders.pooling import a_classifier, an_embedder, texts
 from support.fakes.engine import FakeEngine
 from support.grpc_server import serving
+from support.pooling_reference import sentence_transformer
 from support.waiting import until
 from transformers import AutoTokenizer
 from triptych.errors import (
@@ -71,7 +71,7 @@ async def test_the_models_prompt_and_lower_case(embedder: Path) -> None:
     (embedder / "config_sentence_transformers.json").write_text('{"prompts": {"a": "W9 "}, "default_prompt_name": "a"}')
     (embedder / "sentence_bert_config.json").write_text('{"max_seq_length": 40, "do_lower_case": true}')
     some = ["W0 [SEP]", ""]
-    reference = SentenceTransformer(str(embedder), device="cpu").tokenizer(["W9 " + text for text in some])["input_ids"]
+    reference = sentence_transformer(embedder).tokenizer(["W9 " + text for text in some])["input_ids"]
     async with a_frontend(embedder) as bench:
         await bench.generation.Embed(generation_pb2.EmbedRequest(inputs=inputs(*some)))
         (sent,) = bench.engine.embeds

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from sentence_transformers import CrossEncoder, SentenceTransformer
 from support.builders.pooling import DECODERS, ENCODERS, a_classifier, a_config, a_tokenizer, an_embedder, texts
 from support.drivers.engine import in_this_process
 from support.drivers.pooling import PoolingDriver
+from support.pooling_reference import cross_encoder, sentence_transformer
 from transformers import AutoTokenizer
 from triptych_common.model.store import EMBEDDING_MODEL, resolve_model
 from triptych_engine.scheduling.request import PoolingParams
@@ -33,7 +33,7 @@ def _same(ours: list[np.ndarray], theirs: np.ndarray) -> None:
 def test_encoders(family: str, mode: str, tmp_path: Path) -> None:
     path, some = an_embedder(tmp_path, family, mode=mode), texts(40)
     driver = PoolingDriver(path)
-    _same(driver.run(_tokens(path, some)), SentenceTransformer(str(path), device="cpu").encode(some))
+    _same(driver.run(_tokens(path, some)), sentence_transformer(path).encode(some))
 
 
 @in_this_process
@@ -46,7 +46,7 @@ def test_texts_need_no_padding(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["bert", "roberta", "mpnet"])
 def test_padding_tokens_in_texts(family: str, tmp_path: Path) -> None:
     path, some = an_embedder(tmp_path, family), ["w1 [PAD] w2", "[PAD]", "w3 w4 w5", ""]
-    _same(PoolingDriver(path).run(_tokens(path, some)), SentenceTransformer(str(path), device="cpu").encode(some))
+    _same(PoolingDriver(path).run(_tokens(path, some)), sentence_transformer(path).encode(some))
 
 
 @pytest.mark.parametrize("mode", ["max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"])
@@ -55,7 +55,7 @@ def test_modes_and_a_linear_layer(mode: str, tmp_path: Path) -> None:
     driver = PoolingDriver(path)
     assert driver.pooling is not None
     assert driver.pooling.size == 12
-    _same(driver.run(_tokens(path, some)), SentenceTransformer(str(path), device="cpu").encode(some))
+    _same(driver.run(_tokens(path, some)), sentence_transformer(path).encode(some))
 
 
 @pytest.mark.parametrize("family", DECODERS)
@@ -63,7 +63,7 @@ def test_modes_and_a_linear_layer(mode: str, tmp_path: Path) -> None:
 def test_decoders_in_chunks(family: str, mode: str, tmp_path: Path) -> None:
     path, some = an_embedder(tmp_path, family, mode=mode), texts(12)
     driver = PoolingDriver(path, max_num_batched_tokens=8, max_num_seqs=4)
-    _same(driver.run(_tokens(path, some)), SentenceTransformer(str(path), device="cpu").encode(some))
+    _same(driver.run(_tokens(path, some)), sentence_transformer(path).encode(some))
 
 
 def test_a_model_that_generates_can_embed(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_cross_encoders(family: str, tmp_path: Path) -> None:
         names, seconds = {"model_input_names": ["input_ids", "attention_mask"]}, [0] * len(pairs)
     params = [PoolingParams(second_text_start=second) for second in seconds]
     scores = PoolingDriver(path).run(encoded["input_ids"], params)
-    model = CrossEncoder(str(path), device="cpu", tokenizer_kwargs=names)
+    model = cross_encoder(path, tokenizer_kwargs=names)
     np.testing.assert_allclose(np.stack(scores)[:, 0], model.predict(pairs), atol=_TOLERANCE, rtol=0)
 
 
@@ -106,7 +106,7 @@ def test_classifiers(family: str, tmp_path: Path) -> None:
 
 def test_vectors_of_tokens(tmp_path: Path) -> None:
     path, some = an_embedder(tmp_path, "bert"), texts(9)
-    of_tokens = SentenceTransformer(str(path), device="cpu").encode(some, output_value="token_embeddings")
+    of_tokens = sentence_transformer(path).encode(some, output_value="token_embeddings")
     ours = PoolingDriver(path).run(_tokens(path, some), PoolingParams(per_token=True))
     for one, other in zip(ours, of_tokens, strict=True):
         np.testing.assert_allclose(one, other.numpy(), atol=_TOLERANCE, rtol=0)
@@ -114,7 +114,7 @@ def test_vectors_of_tokens(tmp_path: Path) -> None:
 
 def test_minilm_in_any_batch() -> None:
     path = resolve_model(EMBEDDING_MODEL)
-    reference, driver = SentenceTransformer(str(path), device="cpu"), PoolingDriver(path)
+    reference, driver = sentence_transformer(path), PoolingDriver(path)
     words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "box"]
     some = [" ".join(words[: 1 + number % len(words)] * (1 + number % 7)) for number in range(60)]
     expected = reference.encode(some)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import openai
 import pytest
-from sentence_transformers import SentenceTransformer
+from support.pooling_reference import sentence_transformer
 from support.stack import Stack, running_stack
 from triptych_common.model.store import EMBEDDING_MODEL, resolve_model
 
@@ -23,8 +24,8 @@ def stack() -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-def reference() -> SentenceTransformer:
-    return SentenceTransformer(str(resolve_model(EMBEDDING_MODEL)), device="cpu")
+def reference() -> Any:
+    return sentence_transformer(resolve_model(EMBEDDING_MODEL))
 
 
 @pytest.fixture
@@ -33,14 +34,14 @@ def client(stack: Stack) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def test_vectors_equal_sentence_transformers(client: openai.OpenAI, reference: SentenceTransformer) -> None:
+def test_vectors_equal_sentence_transformers(client: openai.OpenAI, reference: Any) -> None:
     answer = client.embeddings.create(model=EMBEDDING_MODEL, input=_SENTENCES)
     np.testing.assert_allclose([one.embedding for one in answer.data], reference.encode(_SENTENCES), atol=1e-5)
     long = client.embeddings.create(model=EMBEDDING_MODEL, input=["b " * 400], extra_body={"truncate_prompt_tokens": -1})
     np.testing.assert_allclose(long.data[0].embedding, reference.encode("b " * 400), atol=1e-5)
 
 
-def test_many_clients_at_once(client: openai.OpenAI, reference: SentenceTransformer) -> None:
+def test_many_clients_at_once(client: openai.OpenAI, reference: Any) -> None:
     some = [" ".join(_SENTENCES[: 1 + number % 4]) + f" Number {number}." for number in range(40)]
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda text: client.embeddings.create(model=EMBEDDING_MODEL, input=text), some))

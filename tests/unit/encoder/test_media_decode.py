@@ -7,6 +7,7 @@ import dataclasses
 import io
 import tracemalloc
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -115,20 +116,21 @@ def lying_wav(claimed_bytes: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "empty"),
-        (a_zip(), "no known format"),
-        (a_sound_file(data=np.zeros((0, 1), np.float32)), "no samples"),
-        (a_sound_file(data=samples(21.0)), "at most 20 s"),
-        (a_sound_file(data=np.full((100, 1), np.nan, np.float32), subtype="FLOAT"), "not numbers"),
-        (an_image_file(), "no sound|no known format"),
-        (a_video_file(), "no sound"),
-        (a_container_sound_file(seconds=21.0), "at most 20 s"),
+        (bytes, "empty"),
+        (a_zip, "no known format"),
+        (lambda: a_sound_file(data=np.zeros((0, 1), np.float32)), "no samples"),
+        (lambda: a_sound_file(data=samples(21.0)), "at most 20 s"),
+        (lambda: a_sound_file(data=np.full((100, 1), np.nan, np.float32), subtype="FLOAT"), "not numbers"),
+        (an_image_file, "no sound|no known format"),
+        (a_video_file, "no sound"),
+        (lambda: a_container_sound_file(seconds=21.0), "at most 20 s"),
     ],
     ids=["empty", "zip", "no-samples", "too-long", "nan", "png", "silent-video", "too-long-m4a"],
 )
-def test_bad_sounds_are_refused_in_words(data: bytes, reason: str) -> None:
+def test_bad_sounds_are_refused_in_words(data: Callable[[], bytes], reason: str) -> None:
+    file = data()
     with pytest.raises(InvalidRequestError, match=reason):
-        decode_audio(data, 16_000, LIMITS)
+        decode_audio(file, 16_000, LIMITS)
 
 
 @pytest.mark.parametrize("claimed", [0xFFFFFFFF, 1 << 30, 0x7FFFFFF0, 10])
@@ -177,18 +179,19 @@ def test_resampling_gives_the_length_that_was_counted(num_samples: int, rate: in
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "empty"),
-        (a_zip(), "no known format"),
-        (a_sound_file(), "no picture track"),
-        (a_video_file(60, fps=2), "at most 20 s"),
-        (a_video_file(100, 640, 400), "a lower fps"),
-        (a_video_file(31)[:-4000], "damaged|truncated"),
+        (bytes, "empty"),
+        (a_zip, "no known format"),
+        (a_sound_file, "no picture track"),
+        (lambda: a_video_file(60, fps=2), "at most 20 s"),
+        (lambda: a_video_file(100, 640, 400), "a lower fps"),
+        (lambda: a_video_file(31)[:-4000], "damaged|truncated"),
     ],
     ids=["empty", "zip", "wav", "too-long", "too-many-pixels", "truncated"],
 )
-def test_bad_videos_are_refused_in_words(data: bytes, reason: str) -> None:
+def test_bad_videos_are_refused_in_words(data: Callable[[], bytes], reason: str) -> None:
+    file = data()
     with pytest.raises(InvalidRequestError, match=reason):
-        decode_video(data, QWEN2, LIMITS)
+        decode_video(file, QWEN2, LIMITS)
 
 
 def test_sampled_frames_are_those_of_the_video() -> None:
@@ -213,11 +216,11 @@ def test_a_jpeg_of_endless_scans_is_refused() -> None:
         decode_image(a_jpeg_of_many_scans(200), LIMITS)
 
 
-@pytest.mark.parametrize(("decode", "data"), [("audio", a_sound_file()), ("video", a_video_file())])
-def test_decoding_ends_in_time(decode: str, data: bytes) -> None:
-    hasty = dataclasses.replace(LIMITS, max_decode_s=-1)
+@pytest.mark.parametrize(("decode", "data"), [("audio", a_sound_file), ("video", a_video_file)])
+def test_decoding_ends_in_time(decode: str, data: Callable[[], bytes]) -> None:
+    hasty, file = dataclasses.replace(LIMITS, max_decode_s=-1), data()
     with pytest.raises(InvalidRequestError, match=f"the {decode} takes longer than -1 s to decode"):
-        decode_audio(data, 16_000, hasty) if decode == "audio" else decode_video(data, QWEN2, hasty)
+        decode_audio(file, 16_000, hasty) if decode == "audio" else decode_video(file, QWEN2, hasty)
 
 
 def test_frames_are_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
