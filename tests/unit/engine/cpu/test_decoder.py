@@ -79,6 +79,26 @@ def test_it_computes_what_the_model_does(tmp_path: Path, monkeypatch: pytest.Mon
     assert calls == [4, 4, 4] + [1] * 12
 
 
+@pytest.mark.parametrize("config", [None, HYBRIDS["lfm2"], HYBRIDS["qwen3.5-text"], HYBRIDS["granite4-dense"]])
+@pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}, {"quantization": "int8"}])
+def test_the_last_layer_goes_on_with_the_wanted_tokens(tmp_path: Path, config: PretrainedConfig | None, options: dict) -> None:
+    runner = a_runner(tmp_path, config, **options)
+    decoder, backend, token_ids, positions = runner._model.decoder, runner._backend, torch.tensor(PROMPT), torch.arange(50)[None]
+    assert isinstance(decoder, Decoder)
+    assert decoder.is_one_call
+
+    def logits(*wanted: int) -> torch.Tensor:
+        backend.begin(first_tokens(50))
+        with torch.inference_mode():
+            return decoder.logits(token_ids, positions, backend, None, torch.tensor(wanted, dtype=torch.int64))
+
+    expected = logits(*range(50))
+    for wanted in ([], [49], [0, 7, 20, 49], [3, 2, 2], list(range(1, 50))):
+        # With quantised weights, few rows may be multiplied in another way than many.
+        tolerance = 2e-2 if options.get("quantization") else 0
+        torch.testing.assert_close(logits(*wanted), expected[wanted], rtol=tolerance, atol=tolerance)
+
+
 def test_only_the_wanted_tokens_reach_the_head(runner: ModelRunner) -> None:
     expected, rows = runner.prompt_logits(PROMPT), []
     head = runner._model.model.get_output_embeddings()

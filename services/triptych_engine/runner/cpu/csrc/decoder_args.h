@@ -65,7 +65,7 @@ struct DecoderStepArgs {
   float* const* matrix_states;            // the same of recurrences
   const RecurrentSegments* segments;      // of the recurrent layers, or null
   const float* x;             // [rows, hidden], input of the first layer; not read if token_ids are given
-  float* out;                 // [rows, hidden], output of the last layer; not the same memory as x
+  float* out;                 // [rows, hidden], output of the last layer, with `ends` perhaps only of the wanted rows; not the memory of x
   const float* cos;           // [rows, rotary_dim]; with positions, those of all positions
   const float* sin;           // the same
   const int64_t* token_ids;   // [rows], or null

@@ -40,15 +40,30 @@ void add_row(float* to, const float* added, int64_t size, float scale) {
   for (int64_t i = 0; i < size; i++) to[i] += scale * added[i];
 }
 
+// Whether the last layer goes on with only those rows whose logits are wanted, once its tokens have read others. Adapters are numbered by
+// the rows of the step.
+bool narrows(const DecoderStepArgs& s) {
+  const DecoderLayerArgs& l = *s.layers[s.num_layers - 1];
+  const bool fits = l.out.in_features <= l.in.out_features && l.in.in_features <= l.gate_up.out_features;
+  return s.ends && !s.lora_slots && s.num_wanted < s.attention->num_tokens && fits;
+}
+
+// Keeps the wanted rows of x, [rows, size], in another place. There is no barrier at the end.
+const float* keep_wanted(const DecoderStepArgs& s, const float* x, int64_t size, float* to) {
+  Team::for_rows(s.num_wanted, [&](int64_t r) { std::memcpy(to + r * size, x + s.wanted[r] * size, size * sizeof(float)); });
+  return to;
+}
+
 // One layer, computed by all threads of a parallel region. x may be s.out.
 template <class Format>
 void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, const Workspace& w, Team& team, StageClock& clock,
                    Exchange& exchange) {
   const DecoderLayerArgs& l = *s.layers[layer];
-  const int64_t rows = s.attention->num_tokens, hidden = l.in.in_features, inner = l.down.in_features;
+  const int64_t hidden = l.in.in_features, inner = l.down.in_features;
+  int64_t rows = s.attention->num_tokens;
   uint32_t* prepared = (uint32_t*)w.prepared;
-  const Input<Format> normed{w.normed, prepared, hidden}, mixed{w.mixed, prepared, l.out.in_features},
-      gated{w.gated, prepared, inner};
+  const Input<Format> normed{w.normed, prepared, hidden}, gated{w.gated, prepared, inner};
+  Input<Format> mixed{w.mixed, prepared, l.out.in_features};
   const Adapted adapted{{s.lora_slots, s.lora_adapters}, l.index, rows};
   Team::for_rows(rows, [&](int64_t r) {
     norm_row(x + r * hidden, l.norm, normed.row(r), hidden, l.norm_eps);
@@ -67,6 +82,13 @@ void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, cons
     if (l.recurrent->decay_rates) recur(l, s, layer, w, team);
     else convolve(l, s, layer, w, team);
     clock.mark(kAttentionStage);
+  }
+  if (layer == s.num_layers - 1 && narrows(s)) {  // both places are free: the input has been read, the MLP comes later
+    rows = s.num_wanted;
+    if (rows == 0) return;
+    keep_wanted(s, w.mixed, mixed.size, w.in), mixed.x = w.in;
+    x = keep_wanted(s, x, hidden, w.gate_up);
+    team.wait();
   }
   if (Format::num_prepared_words(1) > 0) {  // several threads write a row, so it is prepared after all have written
     Team::for_rows(rows, [&](int64_t r) { mixed.written(r, rows); });
@@ -125,9 +147,10 @@ void compute_logits(const DecoderStepArgs& s, const Workspace& w, Team& team, St
   const DecoderEndsArgs& e = *s.ends;
   const int64_t hidden = e.head.in_features;
   const Input<Format> normed{w.normed, (uint32_t*)w.prepared, hidden};
+  const bool has_only_wanted = narrows(s);
   team.wait();
   Team::for_rows(s.num_wanted, [&](int64_t r) {
-    const float* row = s.out + s.wanted[r] * hidden;
+    const float* row = s.out + (has_only_wanted ? r : s.wanted[r]) * hidden;
     if (e.rounds) {
       bf16* rounded = (bf16*)(w.added + r * hidden);
       norm_row(row, e.norm, rounded, hidden, e.norm_eps);
