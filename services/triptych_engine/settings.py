@@ -11,7 +11,7 @@ from triptych.errors import StartupError
 from triptych_common.model.pooling import TaskName
 from triptych_common.settings import DEFAULT_MODEL, TARGETS_HELP, GrpcServiceSettings, Port, Targets, parse_bytes
 
-#: Token budget of a step: (on a CPU, while others wait for their next token) -> tokens.
+#: Token budget of a step: (on a CPU, generates text) -> tokens.
 _DEFAULT_BUDGETS = {(True, True): 512, (True, False): 2048, (False, True): 8192, (False, False): 16384}
 
 #: The second tier of an engine that gives or takes blocks, in bytes.
@@ -131,7 +131,7 @@ class EngineSettings(GrpcServiceSettings):
         Field(
             ge=1,
             description="Token budget of a step; by default 512 on a CPU, 8192 on a GPU, and 2048 or 16384 for models "
-            "that generate nothing, and with max_step_ms 0.",
+            "that generate nothing.",
         ),
     ] = None
     max_step_ms: Annotated[
@@ -273,7 +273,7 @@ class EngineSettings(GrpcServiceSettings):
 
     def token_budget(self, *, on_cpu: bool, generates: bool, least: int = 0) -> int:
         """Most tokens of a step, and not fewer than `least`. Raises StartupError if it has no room for all sequences."""
-        budget = max(self.max_num_batched_tokens or _DEFAULT_BUDGETS[on_cpu, generates and self.max_step_ms > 0], least)
+        budget = max(self.max_num_batched_tokens or _DEFAULT_BUDGETS[on_cpu, generates], least)
         if budget < self.max_num_seqs:
             raise StartupError(f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({self.max_num_seqs})")
         return budget

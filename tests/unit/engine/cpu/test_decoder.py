@@ -79,7 +79,13 @@ def test_it_computes_what_the_model_does(tmp_path: Path, monkeypatch: pytest.Mon
     assert calls == [4, 4, 4] + [1] * 12
 
 
-@pytest.mark.parametrize("config", [None, HYBRIDS["lfm2"], HYBRIDS["qwen3.5-text"], HYBRIDS["granite4-dense"]])
+#: Its activation is computed with the product before it.
+WITH_GATES = a_tiny_llama_config(num_hidden_layers=4, intermediate_size=64)
+#: Gate and up together have fewer outputs than the hidden size.
+NARROW = a_tiny_llama_config(num_hidden_layers=4, intermediate_size=15)
+
+
+@pytest.mark.parametrize("config", [None, WITH_GATES, NARROW, HYBRIDS["lfm2"], HYBRIDS["qwen3.5-text"], HYBRIDS["granite4-dense"]])
 @pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}, {"quantization": "int8"}])
 def test_the_last_layer_goes_on_with_the_wanted_tokens(tmp_path: Path, config: PretrainedConfig | None, options: dict) -> None:
     runner = a_runner(tmp_path, config, **options)

@@ -108,7 +108,7 @@ inline int64_t inner_words(const DecoderLayerArgs& l) {
 }
 
 // The intermediate results between x and out of any of the layers, [rows, ...] each. They are at the same place in all layers: a thread may
-// begin a layer while others still read what they have of the one before.
+// begin a layer while others still read what they have of the one before. The last layer keeps rows of `mixed` in `in`, and of x in `gate_up`.
 struct Workspace {
   float *normed, *in, *inner, *mixed, *added, *gate_up, *gated;
   float* prepared;  // the input of the current product, in the format's form; last, because products may read beyond its rows
@@ -121,9 +121,9 @@ struct Workspace {
     for (int64_t i = 0; i < num_layers; i++) {
       const DecoderLayerArgs& l = *layers[i];
       const int64_t widest = std::max({l.in.in_features, l.out.in_features, l.gate_up.in_features, l.down.in_features});
-      const int64_t own[8] = {l.in.in_features,   l.in.out_features,      inner_words(l),
-                              l.out.in_features,  l.out.out_features,     l.gate_up.out_features,
-                              l.down.in_features, num_prepared_words(widest)};
+      const int64_t in = std::max(l.in.out_features, l.out.in_features), gate_up = std::max(l.gate_up.out_features, l.in.in_features);
+      const int64_t own[8] = {l.in.in_features,    in,      inner_words(l),     l.out.in_features,
+                              l.out.out_features, gate_up, l.down.in_features, num_prepared_words(widest)};
       for (int j = 0; j < 8; j++) sizes[j] = std::max(sizes[j], own[j]);
     }
     float** parts[] = {&normed, &in, &inner, &mixed, &added, &gate_up, &gated, &prepared};

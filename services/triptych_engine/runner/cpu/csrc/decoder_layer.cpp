@@ -41,12 +41,8 @@ void add_row(float* to, const float* added, int64_t size, float scale) {
 }
 
 // Whether the last layer goes on with only those rows whose logits are wanted, once its tokens have read others. Adapters are numbered by
-// the rows of the step.
-bool narrows(const DecoderStepArgs& s) {
-  const DecoderLayerArgs& l = *s.layers[s.num_layers - 1];
-  const bool fits = l.out.in_features <= l.in.out_features && l.in.in_features <= l.gate_up.out_features;
-  return s.ends && !s.lora_slots && s.num_wanted < s.attention->num_tokens && fits;
-}
+// the rows of the step. All ranks must decide alike: so it depends on nothing that is a rank's own.
+bool narrows(const DecoderStepArgs& s) { return s.ends && !s.lora_slots && s.num_wanted < s.attention->num_tokens; }
 
 // Keeps the wanted rows of x, [rows, size], in another place. There is no barrier at the end.
 const float* keep_wanted(const DecoderStepArgs& s, const float* x, int64_t size, float* to) {
@@ -83,7 +79,7 @@ void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, cons
     else convolve(l, s, layer, w, team);
     clock.mark(kAttentionStage);
   }
-  if (layer == s.num_layers - 1 && narrows(s)) {  // both places are free: the input has been read, the MLP comes later
+  if (layer == s.num_layers - 1 && narrows(s)) {  // both places are free, and have room for it (see Workspace)
     rows = s.num_wanted;
     if (rows == 0) return;
     keep_wanted(s, w.mixed, mixed.size, w.in), mixed.x = w.in;
