@@ -17,11 +17,11 @@ template <class Format>
 struct Input {
   float* x;            // [rows, size]
   uint32_t* prepared;  // [rows, Format::num_prepared_words(size)]
-  int64_t size;
+  int64_t size, step_rows;
 
   float* row(int64_t r) const { return x + r * size; }
-  void written(int64_t r, int64_t rows) const { Format::prepare_row(row(r), size, prepared + r * Format::num_prepared_words(size), rows); }
-  void multiply(const PackedWeight& w, float* out, int64_t rows) const { Format::linear_shared(x, size, prepared, w, out, rows); }
+  void written(int64_t r) const { Format::prepare_row(row(r), size, prepared + r * Format::num_prepared_words(size), step_rows); }
+  void multiply(const PackedWeight& w, float* out, int64_t rows) const { Format::linear_shared(x, size, prepared, w, out, rows, step_rows); }
 };
 
 // A product's result, before the thread goes over its own rows: the updates of their adapters are added.
@@ -56,14 +56,15 @@ void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, cons
                    Exchange& exchange) {
   const DecoderLayerArgs& l = *s.layers[layer];
   const int64_t hidden = l.in.in_features, inner = l.down.in_features;
-  int64_t rows = s.attention->num_tokens;
+  const int64_t step_rows = s.attention->num_tokens;
+  int64_t rows = step_rows;
   uint32_t* prepared = (uint32_t*)w.prepared;
-  const Input<Format> normed{w.normed, prepared, hidden}, gated{w.gated, prepared, inner};
-  Input<Format> mixed{w.mixed, prepared, l.out.in_features};
+  const Input<Format> normed{w.normed, prepared, hidden, step_rows}, gated{w.gated, prepared, inner, step_rows};
+  Input<Format> mixed{w.mixed, prepared, l.out.in_features, step_rows};
   const Adapted adapted{{s.lora_slots, s.lora_adapters}, l.index, rows};
   Team::for_rows(rows, [&](int64_t r) {
     norm_row(x + r * hidden, l.norm, normed.row(r), hidden, l.norm_eps);
-    normed.written(r, rows);
+    normed.written(r);
   });
   team.wait();
   clock.mark(kOtherStage);
@@ -87,7 +88,7 @@ void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, cons
     team.wait();
   }
   if (Format::num_prepared_words(1) > 0) {  // several threads write a row, so it is prepared after all have written
-    Team::for_rows(rows, [&](int64_t r) { mixed.written(r, rows); });
+    Team::for_rows(rows, [&](int64_t r) { mixed.written(r); });
     team.wait();
   }
   clock.mark(kOtherStage);
@@ -98,15 +99,15 @@ void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, cons
   adapted.add(4, 1, w.mixed, l.out, w.added);
   Team::for_rows(rows, [&](int64_t r) {
     add_norm_row(x + r * hidden, w.added + r * hidden, l.mlp_norm, s.out + r * hidden, normed.row(r), hidden, l.mlp_norm_eps, l.residual_scale);
-    normed.written(r, rows);
+    normed.written(r);
   });
   team.wait();
   clock.mark(kOtherStage);
-  if (!s.lora_slots && Format::gates(l.gate_up, rows)) {
+  if (!s.lora_slots && Format::gates(l.gate_up, step_rows)) {
     uint32_t* prepared_gated = (uint32_t*)w.gated;  // in the same place: the prepared form is at most as long
     Format::gated_shared(prepared, l.gate_up, prepared_gated, rows);
     team.wait();
-    Format::linear_shared(nullptr, 0, prepared_gated, l.down, w.added, rows);
+    Format::linear_shared(nullptr, 0, prepared_gated, l.down, w.added, rows, step_rows);
   } else {
     normed.multiply(l.gate_up, w.gate_up, rows);
     team.wait();
@@ -114,7 +115,7 @@ void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, cons
     adapted.add(5, 2, w.normed, l.gate_up, w.gate_up);
     Team::for_rows(rows, [&](int64_t r) {
       silu_mul_row(w.gate_up + 2 * r * inner, w.gate_up + (2 * r + 1) * inner, gated.row(r), inner);
-      gated.written(r, rows);
+      gated.written(r);
     });
     team.wait();
     clock.mark(kOtherStage);
@@ -142,7 +143,7 @@ template <class Format>
 void compute_logits(const DecoderStepArgs& s, const Workspace& w, Team& team, StageClock& clock) {
   const DecoderEndsArgs& e = *s.ends;
   const int64_t hidden = e.head.in_features;
-  const Input<Format> normed{w.normed, (uint32_t*)w.prepared, hidden};
+  const Input<Format> normed{w.normed, (uint32_t*)w.prepared, hidden, s.num_wanted};
   const bool has_only_wanted = narrows(s);
   team.wait();
   Team::for_rows(s.num_wanted, [&](int64_t r) {
@@ -154,7 +155,7 @@ void compute_logits(const DecoderStepArgs& s, const Workspace& w, Team& team, St
     } else {
       norm_row(row, e.norm, normed.row(r), hidden, e.norm_eps);
     }
-    normed.written(r, s.num_wanted);
+    normed.written(r);
   });
   team.wait();
   clock.mark(kOtherStage);

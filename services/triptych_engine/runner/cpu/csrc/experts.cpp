@@ -112,7 +112,7 @@ void compute(const ExpertsArgs& a) {
     for_experts([&](int64_t e, int64_t begin, int64_t count) {
       const uint32_t* prepared = (const uint32_t*)w.prepared_x + begin * w.x_words;
       if (gates(e)) Format::gated_shared(prepared, a.gate_up[e], (uint32_t*)w.prepared_gated + begin * w.gated_words, count);
-      else Format::linear_shared(w.x + begin * hidden, hidden, prepared, a.gate_up[e], w.gate_up + begin * 2 * inner, count);
+      else Format::linear_shared(w.x + begin * hidden, hidden, prepared, a.gate_up[e], w.gate_up + begin * 2 * inner, count, count);
     });
     team.wait();
     Team::for_rows(pairs.size(), [&](int64_t p) {
@@ -127,7 +127,7 @@ void compute(const ExpertsArgs& a) {
     team.wait();
     for_experts([&](int64_t e, int64_t begin, int64_t count) {
       const uint32_t* prepared = (const uint32_t*)w.prepared_gated + begin * w.gated_words;
-      Format::linear_shared(w.gated + begin * inner, inner, prepared, a.down[e], w.added + begin * out_features, count);
+      Format::linear_shared(w.gated + begin * inner, inner, prepared, a.down[e], w.added + begin * out_features, count, count);
     });
     team.wait();
     Team::for_rows(a.rows, [&](int64_t r) {

@@ -18,7 +18,7 @@ constexpr int64_t kWideRowBlock = 96;
 [[maybe_unused]] constexpr int64_t kRoundedRowBlock = 512;
 
 void Bf16Format::linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
-                               int64_t rows) {
+                               int64_t rows, [[maybe_unused]] int64_t step_rows) {
 #if defined(TRIPTYCH_BF16_DOT)
   const int64_t pairs = num_pairs(w.in_features);
   if (Prefetch::kStreams == 1 && rows < kFewRows) {  // as in WideFormat::linear_shared
@@ -36,7 +36,7 @@ void Bf16Format::linear_shared(const float* x, int64_t x_stride, const uint32_t*
                    w.out_features);
   });
 #else
-  WideFormat::linear_shared(x, x_stride, prepared, w, out, rows);
+  WideFormat::linear_shared(x, x_stride, prepared, w, out, rows, step_rows);
 #endif
 }
 
@@ -75,7 +75,8 @@ bool Bf16Format::gates(const PackedWeight&, int64_t) { return false; }
 void Bf16Format::gated_shared(const uint32_t*, const PackedWeight&, uint32_t*, int64_t) {}
 #endif
 
-void WideFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t*, const PackedWeight& w, float* out, int64_t rows) {
+void WideFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t*, const PackedWeight& w, float* out, int64_t rows,
+                               int64_t) {
   const auto multiply = [&](int64_t p, Prefetch& next, int64_t row, int64_t num_rows) {
     const Panel panel = w.panel(p);
     const float* inputs = x + row * x_stride;
@@ -165,7 +166,7 @@ void triptych_linear(const float* x, int64_t x_stride, const uint32_t* packed, c
         Bf16Format::prepare_row(x + r * x_stride, in_features, workspace + r * Bf16Format::num_prepared_words(in_features), rows);
       }
     }
-    Bf16Format::linear_shared(x, x_stride, workspace, w, out, rows);
+    Bf16Format::linear_shared(x, x_stride, workspace, w, out, rows, rows);
   }
 }
 
@@ -174,6 +175,6 @@ void triptych_linear_wide(const float* x, int64_t x_stride, const uint32_t* pack
                           int64_t out_features, int64_t in_features) {
   const PackedWeight w{packed, bias, in_features, out_features};
 #pragma omp parallel
-  WideFormat::linear_shared(x, x_stride, nullptr, w, out, rows);
+  WideFormat::linear_shared(x, x_stride, nullptr, w, out, rows, rows);
 }
 }

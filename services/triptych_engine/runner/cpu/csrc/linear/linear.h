@@ -3,17 +3,18 @@
 // The decoder layer supports any format of weights. A format is a struct with
 // - num_prepared_words(in_features): 32-bit words of an input row in the form that products read; 0 if products read the row
 //   itself;
-// - prepare_row(row, in_features, prepared, rows): converts a row, fp32, to the form for products of so many rows; called once per row,
-//   by any thread;
-// - linear_shared(x, x_stride, prepared, weight, out, rows): the product, distributed over the threads of the enclosing parallel
+// - prepare_row(row, in_features, prepared, step_rows): converts a row, fp32, to the form for products in a step of so many rows; called
+//   once per row, by any thread;
+// - linear_shared(x, x_stride, prepared, weight, out, rows, step_rows): the product, distributed over the threads of the enclosing parallel
 //   region, without a barrier at its end. x: [rows, in], fp32, x_stride apart; prepared: [rows, num_prepared_words]; out:
 //   [rows, out], fp32, dense. Rows of `prepared` may be read up to a multiple of 16;
-// - gates(weight, rows): whether it supports `gated_shared` for this weight, which has gate and up concatenated. If so, products read
+// - gates(weight, step_rows): whether it supports `gated_shared` for this weight, which has gate and up concatenated. If so, products read
 //   only `prepared`;
 // - gated_shared(prepared, weight, gated, rows): silu(gate) * up, prepared for the next product, distributed in the same way.
 //   gated: [rows, num_prepared_words(out / 2)];
 // - kRounds: whether it may round inputs to bfloat16.
-// The result of a row must not depend on the number of rows, except with FastQuantFormat.
+// The result of a row must depend neither on `rows` nor, except with FastQuantFormat, on `step_rows`. The last layer multiplies only some
+// of a step's rows, and the result must be what it is with all of them.
 #pragma once
 
 #include "linear/linear_panel.h"
@@ -30,10 +31,10 @@ struct NoGates {
 struct Bf16Format {
   static constexpr bool kRounds = true;
   static int64_t num_prepared_words(int64_t in_features);
-  static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t rows);
+  static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t step_rows);
   static void linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
-                            int64_t rows);
-  static bool gates(const PackedWeight& w, int64_t rows);
+                            int64_t rows, int64_t step_rows);
+  static bool gates(const PackedWeight& w, int64_t step_rows);
   static void gated_shared(const uint32_t* prepared, const PackedWeight& w, uint32_t* gated, int64_t rows);
 };
 
@@ -43,7 +44,7 @@ struct WideFormat : NoGates {
   static int64_t num_prepared_words(int64_t) { return 0; }
   static void prepare_row(const float*, int64_t, uint32_t*, int64_t) {}
   static void linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
-                            int64_t rows);
+                            int64_t rows, int64_t step_rows);
 };
 
 }  // namespace triptych

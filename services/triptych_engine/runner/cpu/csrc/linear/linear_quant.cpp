@@ -113,7 +113,7 @@ void linear(const float* x, int64_t x_stride, const PackedWeight& w, float* out,
     for (int64_t r = 0; r < rows; r++) {
       Format::prepare_row(x + r * x_stride, w.in_features, workspace + r * Format::num_prepared_words(w.in_features), rows);
     }
-    Format::linear_shared(x, x_stride, workspace, w, out, rows);
+    Format::linear_shared(x, x_stride, workspace, w, out, rows, rows);
   }
 }
 
@@ -128,8 +128,8 @@ int64_t bytes_of(const QuantPanel& panel, int64_t in_features) {
   return with_quant_format(panel.format, [&](auto format) { return decltype(format)::panel_words(in_features) * 4; });
 }
 
-// fast: as FastQuantFormat may.
-void panels_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out, int64_t rows, bool fast) {
+// wide: weights of 8 bits are multiplied in fp32, where that is faster with many rows.
+void panels_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out, int64_t rows, bool wide) {
   const QuantPanel* panels = (const QuantPanel*)w.weight;
   const int64_t words = MixedQuantFormat::num_prepared_words(w.in_features);
   const auto multiply = [&](int64_t p, Prefetch& next, int64_t row, int64_t num_rows) {
@@ -140,7 +140,7 @@ void panels_shared(const float* x, int64_t x_stride, const uint32_t* prepared, c
       using Format = decltype(format);
       if constexpr (Format::kIsFloat) {
         float_tiles<Format>(x + row * x_stride, x_stride, num_rows, w.in_features, panel, bias, next, first, w.out_features);
-      } else if (kIsFasterWide<Format> && fast && num_rows >= kWideRows) {
+      } else if (kIsFasterWide<Format> && wide) {
         exact_tile<Format>(x + row * x_stride, x_stride, num_rows, w.in_features, panel, bias, next, first, w.out_features);
       } else {
         quant_tiles<Format, kQuantRows>(prepared + row * words, words, num_rows, w.in_features, panel, bias, next, first, w.out_features);
@@ -176,21 +176,21 @@ void MixedQuantFormat::prepare_row(const float* row, int64_t in_features, uint32
 }
 
 void MixedQuantFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
-                                     int64_t rows) {
+                                     int64_t rows, int64_t) {
   panels_shared(x, x_stride, prepared, w, out, rows, false);
 }
 
-void FastQuantFormat::prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t rows) {
+void FastQuantFormat::prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t step_rows) {
 #if defined(TRIPTYCH_BF16_TILES)
-  if (tiles_rows(rows)) return round_row(row, in_features, prepared);  // as long as the other form
+  if (tiles_rows(step_rows)) return round_row(row, in_features, prepared);  // as long as the other form
 #endif
-  MixedQuantFormat::prepare_row(row, in_features, prepared, rows);
+  MixedQuantFormat::prepare_row(row, in_features, prepared, step_rows);
 }
 
 void FastQuantFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
-                                    int64_t rows) {
+                                    int64_t rows, int64_t step_rows) {
 #if defined(TRIPTYCH_BF16_TILES)
-  if (!tiles_rows(rows) && uses_tiles() && has_only_floats(w)) {  // widening them is what takes longest, also of one row
+  if (!tiles_rows(step_rows) && uses_tiles() && has_only_floats(w)) {  // widening them is what takes longest, also of one row
     const TileScope tiles;
     static thread_local std::vector<uint32_t> rounded;
     const int64_t words = num_pairs(w.in_features);
@@ -199,7 +199,7 @@ void FastQuantFormat::linear_shared(const float* x, int64_t x_stride, const uint
     return tiles_shared(rounded.data(), words, w, out, rows);
   }
 #endif
-  if (!tiles_rows(rows)) return panels_shared(x, x_stride, prepared, w, out, rows, true);
+  if (!tiles_rows(step_rows)) return panels_shared(x, x_stride, prepared, w, out, rows, step_rows >= kWideRows);
 #if defined(TRIPTYCH_BF16_TILES)
   static_assert(PreparedRow::kGroupWords == kQuantGroup / 2, "a prepared row has room for bfloat16 inputs");
   const TileScope tiles;
@@ -211,8 +211,8 @@ void FastQuantFormat::linear_shared(const float* x, int64_t x_stride, const uint
 #endif
 }
 
-bool FastQuantFormat::gates(const PackedWeight& w, int64_t rows) {
-  return tiles_rows(rows) && w.num_quant_panels * kQuantPanel == w.out_features && w.out_features % (2 * kPanel) == 0;
+bool FastQuantFormat::gates(const PackedWeight& w, int64_t step_rows) {
+  return tiles_rows(step_rows) && w.num_quant_panels * kQuantPanel == w.out_features && w.out_features % (2 * kPanel) == 0;
 }
 
 void FastQuantFormat::gated_shared([[maybe_unused]] const uint32_t* prepared, [[maybe_unused]] const PackedWeight& w,

@@ -12,12 +12,12 @@ namespace triptych {
 struct MixedQuantFormat : NoGates {
   static constexpr bool kRounds = false;
   static int64_t num_prepared_words(int64_t in_features);
-  static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t rows);
+  static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t step_rows);
   static void linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
-                            int64_t rows);
+                            int64_t rows, int64_t step_rows);
 };
 
-// The same weights, multiplied as fast as the CPU can, so that a row's result depends on the number of rows. On CPUs with bfloat16 tiles,
+// The same weights, multiplied as fast as the CPU can, so that a row's result depends on the number of the step's rows. On CPUs with bfloat16 tiles,
 // many rows are rounded to bfloat16 and multiplied with tiles (quant_tiles.h); with floats of 8 bits all rows are. Attention over a
 // bfloat16 cache rounds as well. On CPUs that cannot multiply bytes, many rows are multiplied with weights of 8 bits in fp32.
 struct FastQuantFormat {
@@ -27,10 +27,10 @@ struct FastQuantFormat {
   static constexpr bool kRounds = false;
 #endif
   static int64_t num_prepared_words(int64_t in_features) { return MixedQuantFormat::num_prepared_words(in_features); }
-  static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t rows);
+  static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t step_rows);
   static void linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
-                            int64_t rows);
-  static bool gates(const PackedWeight& w, int64_t rows);
+                            int64_t rows, int64_t step_rows);
+  static bool gates(const PackedWeight& w, int64_t step_rows);
   static void gated_shared(const uint32_t* prepared, const PackedWeight& w, uint32_t* gated, int64_t rows);
 };
 
