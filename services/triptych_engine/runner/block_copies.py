@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from triptych_engine.kv_offload.host_memory import HostMemory
@@ -35,13 +36,15 @@ class HostBlocks:
     """
 
     def __init__(self, memory: HostMemory, place: Place, parts: Sequence[torch.Tensor]) -> None:
-        # Whole words are copied several times as fast as bytes.
+        # Whole words are copied several times as fast as bytes, and by numpy twice as fast as by torch.
         word = torch.int64 if all(part[0].nbytes % 8 == 0 for part in parts) else torch.uint8
         self._parts = [part.flatten(1).view(word) for part in parts]
-        size = sum(part.shape[1] for part in self._parts)
+        sizes = [part.shape[1] for part in self._parts]
         words = torch.frombuffer(memory.map_part(place.rank, place.size), dtype=word)
-        num_slots = len(words) // size
-        self._slots = words[: num_slots * size].view(num_slots, size)
+        num_slots = len(words) // sum(sizes)
+        self._slots = words[: num_slots * sum(sizes)].view(num_slots, sum(sizes))
+        #: The share of each part.
+        self._columns = [column.numpy() for column in self._slots.split(sizes, dim=1)]
         self._prefault: Prefault | None = None
 
     def prefault(self) -> None:
@@ -57,16 +60,18 @@ class HostBlocks:
 
     def store(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks to slots, given as pairs. Waits for the device."""
-        blocks, slots = torch.tensor(copies).unbind(1)
-        for part, slices in self._columns():
-            slices[slots] = part[blocks.to(part.device)].cpu()
+        blocks, slots = np.array(copies).T
+        for part, column in zip(self._parts, self._columns, strict=True):
+            if part.is_cpu:
+                column[slots] = part.numpy()[blocks]
+            else:
+                column[slots] = part[torch.from_numpy(blocks).to(part.device)].cpu().numpy()
 
     def load(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy slots to blocks, given as pairs of a block and a slot."""
-        blocks, slots = torch.tensor(copies).unbind(1)
-        for part, slices in self._columns():
-            part[blocks.to(part.device)] = slices[slots].to(part.device)
-
-    def _columns(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        sizes = [part.shape[1] for part in self._parts]
-        return list(zip(self._parts, self._slots.split(sizes, dim=1), strict=True))
+        blocks, slots = np.array(copies).T
+        for part, column in zip(self._parts, self._columns, strict=True):
+            if part.is_cpu:
+                part.numpy()[blocks] = column[slots]
+            else:
+                part[torch.from_numpy(blocks).to(part.device)] = torch.from_numpy(column[slots]).to(part.device)
