@@ -220,7 +220,7 @@ def test_the_fit_finds_what_is_outside_of_the_steps() -> None:
     conversations = list(LOAD.conversations(0))
     truth = a_setup(overheads=Overheads(request_s=0.02, host_step_s=0.004), checks_every=0)
     seen = Simulation(truth).run(conversations)
-    begin = a_setup(overheads=Overheads(request_s=0.004, host_step_s=0.001))
+    begin = a_setup(overheads=Overheads(request_s=0.004, host_step_s=0.001), checks_every=0)
     found, error = fit(begin, conversations, seen, Limits(), computes=False)
     assert error < 0.05
     assert found.overheads.request_s == pytest.approx(0.02, rel=0.5)
@@ -230,10 +230,10 @@ def test_the_fit_finds_what_is_outside_of_the_steps() -> None:
 @pytest.mark.parametrize("slowdown", [0.85, 1.0, 1.3])
 def test_by_what_others_slow_the_steps_is_found_in_what_engines_count(slowdown: float) -> None:
     conversations, shared_step_s = list(LOAD.conversations(0)), 0.001
-    truth = a_setup(overheads=Overheads(request_s=0.02, slowdown=slowdown, shared_step_s=shared_step_s))
+    truth = a_setup(overheads=Overheads(request_s=0.02, slowdown=slowdown, shared_step_s=shared_step_s), checks_every=0)
     seen = Simulation(truth).run(conversations)
     seen["cpu_s"] = {"engine": seen["step_s"] - shared_step_s * seen["num_steps"]}
-    found, _ = fit(a_setup(overheads=Overheads(request_s=0.02)), conversations, seen, Limits(), computes=True)
+    found, _ = fit(a_setup(overheads=Overheads(request_s=0.02), checks_every=0), conversations, seen, Limits(), computes=True)
     assert found.overheads.slowdown == pytest.approx(slowdown, rel=0.05)
     assert found.overheads.shared_step_s == pytest.approx(shared_step_s)
 
