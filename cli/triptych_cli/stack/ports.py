@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import secrets
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from triptych_cli.errors import CommandError
 
 #: Ends the name of a service's control port in `PortClaim.service`.
 CONTROL = " (control)"
+#: Where `free_port` looks: below the ports that operating systems give to connections, so that no connection takes one before its
+#: service listens.
+_PORTS = range(16_384, 32_768)
 #: Ports that `free_port` has returned in this process.
 _returned: set[int] = set()
 
@@ -68,11 +72,17 @@ def _is_taken(claim: PortClaim) -> bool:
 def free_port(host: str) -> int:
     """A free port. Each call returns a different one, because a port stays free until its service listens."""
     while True:
-        with _bind(host, 0) as listener:
-            port = int(listener.getsockname()[1])
-        if port not in _returned:
-            _returned.add(port)
-            return port
+        port = secrets.choice(_PORTS)  # `random` may have the same seed in processes that start together
+        if port in _returned:
+            continue
+        try:
+            _bind(host, port).close()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                continue
+            raise
+        _returned.add(port)
+        return port
 
 
 def _bind(host: str, port: int) -> socket.socket:
