@@ -12,9 +12,9 @@ from triptych_cli.errors import CommandError
 
 #: Ends the name of a service's control port in `PortClaim.service`.
 CONTROL = " (control)"
-#: Where `free_port` looks: below the ports that operating systems give to connections, so that no connection takes one before its
-#: service listens.
-_PORTS = range(16_384, 32_768)
+#: Where `free_port` looks: below the ports that operating systems give to connections by default, so that no connection takes one
+#: before its service listens. And below those of `torch.distributed` and of Kubernetes' services.
+_PORTS = range(16_384, 29_500)
 #: Ports that `free_port` has returned in this process.
 _returned: set[int] = set()
 
@@ -70,27 +70,35 @@ def _is_taken(claim: PortClaim) -> bool:
 
 
 def free_port(host: str) -> int:
-    """A free port. Each call returns a different one, because a port stays free until its service listens."""
-    while True:
-        port = secrets.choice(_PORTS)  # `random` may have the same seed in processes that start together
+    """A free port. Each call returns a different one, because a port stays free until its service listens. Raises CommandError if
+    there is none."""
+    first = secrets.randbelow(len(_PORTS))  # `random` may have the same seed in two processes
+    for port in (*_PORTS[first:], *_PORTS[:first]):
         if port in _returned:
             continue
         try:
-            _bind(host, port).close()
+            _bind(host, port, is_alone=True).close()
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                continue
-            raise
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
         _returned.add(port)
         return port
+    raise CommandError(f"no port of {host} from {_PORTS.start} to {_PORTS.stop - 1} is free")
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, *, is_alone: bool = False) -> socket.socket:
+    """A socket that is bound.
+
+    Args:
+        is_alone: fail also where another socket is bound that does not listen yet.
+    """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     listener = socket.socket(family, kind, protocol)
     try:
-        # A port that only waits for late packets of closed connections counts as free; servers can bind it.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if not is_alone:
+            # A port that only waits for late packets of closed connections counts as free; servers can bind it.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except BaseException:
         listener.close()

@@ -230,7 +230,7 @@ def test_the_fit_finds_what_is_outside_of_the_steps() -> None:
 @pytest.mark.parametrize("slowdown", [0.85, 1.0, 1.3])
 def test_by_what_others_slow_the_steps_is_found_in_what_engines_count(slowdown: float) -> None:
     conversations, shared_step_s = list(LOAD.conversations(0)), 0.001
-    truth = a_setup(overheads=Overheads(request_s=0.02, slowdown=slowdown, shared_step_s=shared_step_s), checks_every=0)
+    truth = a_setup(overheads=Overheads(request_s=0.02, slowdown=slowdown, shared_step_s=shared_step_s))
     seen = Simulation(truth).run(conversations)
     seen["cpu_s"] = {"engine": seen["step_s"] - shared_step_s * seen["num_steps"]}
     found, _ = fit(a_setup(overheads=Overheads(request_s=0.02), checks_every=0), conversations, seen, Limits(), computes=True)

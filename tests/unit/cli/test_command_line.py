@@ -18,6 +18,7 @@ from triptych_cli.main import app
 from triptych_cli.manager.memory import Needs
 from triptych_cli.manager.prepared import Checkpoint, Prepared
 from triptych_cli.serve import announce, curl_line, warn_of_little_memory
+from triptych_cli.stack import ports as ports_of_host
 from triptych_cli.stack.options import ServeOptions
 from triptych_cli.stack.plan import needs_encoder, plan
 from triptych_cli.stack.ports import PortClaim, check_ports, connect_host, free_port
@@ -254,6 +255,19 @@ def test_the_control_port_of_a_taken_port_is_not_told() -> None:
 def test_a_free_port_is_given_once() -> None:
     ports = [free_port("127.0.0.1") for _ in range(1000)]
     assert len(set(ports)) == 1000, "or one service's control port is another's port"
+    assert max(ports) < 32_768, "or a connection may take one"
+
+
+def test_a_port_that_somebody_has_bound_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        monkeypatch.setattr(ports_of_host, "_PORTS", range(port, port + 1))
+        with pytest.raises(CommandError, match=f"no port of 127.0.0.1 from {port} to {port} is free"):
+            free_port("127.0.0.1")
+        monkeypatch.setattr(ports_of_host, "_PORTS", range(port, port + 20))
+        assert port < free_port("127.0.0.1") < port + 20
 
 
 def test_two_services_cannot_have_one_port() -> None:

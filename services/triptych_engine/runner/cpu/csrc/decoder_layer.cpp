@@ -20,7 +20,9 @@ struct Input {
   int64_t size, step_rows;
 
   float* row(int64_t r) const { return x + r * size; }
-  void written(int64_t r) const { Format::prepare_row(row(r), size, prepared + r * Format::num_prepared_words(size), step_rows); }
+  void written(int64_t r) const {
+    Format::prepare_row(row(r), size, prepared + r * Format::num_prepared_words(size), step_rows);
+  }
   void multiply(const PackedWeight& w, float* out, int64_t rows) const { Format::linear_shared(x, size, prepared, w, out, rows, step_rows); }
 };
 

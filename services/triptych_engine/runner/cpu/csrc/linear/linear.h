@@ -14,7 +14,7 @@
 //   gated: [rows, num_prepared_words(out / 2)];
 // - kRounds: whether it may round inputs to bfloat16.
 // The result of a row must depend neither on `rows` nor, except with FastQuantFormat, on `step_rows`. The last layer multiplies only some
-// of a step's rows, and the result must be what it is with all of them.
+// of a step's rows, and the result must be what it is with all of them. To the head, the wanted rows are all.
 #pragma once
 
 #include "linear/linear_panel.h"
