@@ -5,8 +5,8 @@
 
 The KV cache holds one conversation. All come once, then all come again, each after the others. Measured is the time to the first
 token in the engine, without services around it: without a second tier (computed), with one that holds all (memory), and with one
-that holds one of them, so that the others are on disk (disk). The files were written a moment before, so the system may still have
-them in memory. All first tokens are compared.
+that holds two of them, so that the others are on disk (disk): the one that is loaded, and the one that makes room for it. The files
+were written a moment before, so the system may still have them in memory. All first tokens are compared.
 
 Results go to benchmarks/results/<date>-<name>.json.
 """
@@ -52,9 +52,10 @@ class Engine:
         path = model_store.resolve_model(args.model, model_store.WEIGHT_PATTERNS)
         model = model_store.model_info(path, model_store.served_name(args.model), None)
         probe = EngineSettings(model=args.model, max_num_seqs=8, kv_cache_memory=1 << 28)
+        self.block_size = probe.block_size
         block_bytes = _block_bytes(probe, path)
         of_one = block_bytes * (args.prompt // probe.block_size + 8)
-        memory = {"computed": None, "memory": of_one * (args.conversations + 1), "disk": of_one}[tier]
+        memory = {"computed": None, "memory": of_one * (args.conversations + 1), "disk": 2 * of_one}[tier]
         settings = probe.model_copy(
             update={
                 "kv_cache_memory": of_one,
@@ -113,6 +114,9 @@ async def run(args: argparse.Namespace) -> dict:
                     engine.close()
             times = one[tier]["ttft_s"]
             print(f"{tier}: {statistics.median(times):.3f} s ({min(times):.3f} to {max(times):.3f})", flush=True)
+            cached = one[tier]["cached_tokens"]
+            if tier != "computed" and min(cached) < args.prompt - 2 * engine.block_size:
+                print(f"{tier}: not all had come back: {cached} tokens", flush=True)
         if len({tuple(each["tokens"]) for each in one.values()}) != 1:
             print("the first tokens differ", flush=True)
         rounds.append(one)
@@ -133,11 +137,11 @@ def main() -> None:
     parser = new_parser(__doc__)
     parser.add_argument("--model", default=model_store.TEXT_MODEL, help="name or directory")
     parser.add_argument("--prompt", type=int, default=4000, help="tokens of a conversation")
-    parser.add_argument("--conversations", type=int, default=3)
+    parser.add_argument("--conversations", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--name", default="offloading")
     args = parser.parse_args()
-    check_positive(parser, args.prompt, args.conversations - 1, args.rounds)
+    check_positive(parser, args.prompt, args.conversations - 3, args.rounds)
     results = asyncio.run(run(args))
     write_results(RESULTS / f"{results['date']}-{args.name}.json", results)
 
