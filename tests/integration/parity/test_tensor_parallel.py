@@ -75,6 +75,7 @@ def check(ranks: Ranks, config: RunnerConfig, size: int) -> None:
     alone, computed = compute(config, PROMPTS[0]), ranks.compute(config, PROMPTS[0])
     for one in computed:
         torch.testing.assert_close(one.logits, alone.logits, rtol=0, atol=1e-4)
+        torch.testing.assert_close(one.last_logits, alone.logits[-1:], rtol=0, atol=1e-4)
         assert torch.equal(one.logits, computed[0].logits), "all ranks go on with the same"
         assert one.keeps_latents == alone.keeps_latents
         assert one.num_weights <= alone.num_weights * (1 / size + 0.1)

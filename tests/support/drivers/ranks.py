@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from triptych_common.host.memory import private_memory
 from triptych_engine.runner import builder
@@ -34,12 +35,14 @@ class Computed:
 
     Attributes:
         logits: [num_tokens, vocab_size] of a prompt that is computed in two steps.
+        last_logits: [1, vocab_size] of its last token, in one step of which nothing else is wanted.
         num_weights: numbers of the model that the rank has read.
         peak_bytes: most memory, besides files, that its process had while it loaded; and how much it had before.
         keeps_latents: whether its KV cache has latents.
     """
 
     logits: torch.Tensor
+    last_logits: torch.Tensor
     num_weights: int
     peak_bytes: tuple[int, int]
     keeps_latents: bool
@@ -127,7 +130,11 @@ def compute(config: RunnerConfig, prompt: list[int]) -> Computed:
     with Peak() as peak, mock.patch.object(builder, "load_model", counting):
         runner = builder.build_runner(config)
     keeps_latents = any(shape.values_in_keys for shape in runner._model.layers.values())
-    return Computed(runner.prompt_logits(prompt, num_chunks=2), counted[0], (peak.bytes, peak.before), keeps_latents)
+    logits, forward = runner.prompt_logits(prompt, num_chunks=2), runner._forward
+    last = np.array([len(prompt) - 1])
+    with mock.patch.object(runner, "_forward", lambda inputs, _, *args, **to: forward(inputs, last, *args, **to)):
+        last_logits = runner.prompt_logits(prompt)
+    return Computed(logits, last_logits, counted[0], (peak.bytes, peak.before), keeps_latents)
 
 
 class Peak:
