@@ -95,6 +95,12 @@ def test_ranks_compute_what_one_does(ranks: dict[tuple[int, bool], Ranks], famil
     check(of_size(ranks, size), a_model(tmp_path, DIVIDED[family]), size)
 
 
+def test_a_whole_model_in_one_call_is_divided_too(ranks: dict[tuple[int, bool], Ranks], tmp_path: Path) -> None:
+    """In unequal shares. The last layer goes on with the wanted tokens in all ranks, or in none."""
+    divided = a_tiny_llama_config(hidden_size=48, intermediate_size=47)
+    check(of_size(ranks, 2), replace(a_model(tmp_path, divided, torch.bfloat16), dtype=torch.float32), 2)
+
+
 def test_experts_in_one_call_are_divided_too(ranks: dict[tuple[int, bool], Ranks], tmp_path: Path) -> None:
     """The kernels take weights whose numbers are bfloat16; the ranks still add up what their parts compute."""
     config = a_model(tmp_path, DIVIDED["mixtral"], torch.bfloat16)
