@@ -116,7 +116,7 @@ async def run(args: argparse.Namespace) -> dict:
             print(f"{tier}: {statistics.median(times):.3f} s ({min(times):.3f} to {max(times):.3f})", flush=True)
             cached = one[tier]["cached_tokens"]
             if tier != "computed" and min(cached) < args.prompt - 2 * engine.block_size:
-                print(f"{tier}: not all had come back: {cached} tokens", flush=True)
+                print(f"{tier}: not all came back; tokens of each that were not computed: {cached}", flush=True)
         if len({tuple(each["tokens"]) for each in one.values()}) != 1:
             print("the first tokens differ", flush=True)
         rounds.append(one)
@@ -137,7 +137,7 @@ def main() -> None:
     parser = new_parser(__doc__)
     parser.add_argument("--model", default=model_store.TEXT_MODEL, help="name or directory")
     parser.add_argument("--prompt", type=int, default=4000, help="tokens of a conversation")
-    parser.add_argument("--conversations", type=int, default=4)
+    parser.add_argument("--conversations", type=int, default=4, help="at least 4: KV cache and memory hold three")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--name", default="offloading")
     args = parser.parse_args()
