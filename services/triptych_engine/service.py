@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import grpc
 from prometheus_client import Metric
@@ -46,7 +48,7 @@ from triptych_engine.rpc.outbox import Outbox
 from triptych_engine.rpc.servicer import EngineServicer
 from triptych_engine.runner.lora.directory import LoraDirectory
 from triptych_engine.settings import EngineSettings
-from triptych_engine.startup import load_model, until_any
+from triptych_engine.startup import load_model, until_any, warm_up_constraints
 
 log = logging.getLogger(__name__)
 _DESCRIPTOR = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
@@ -84,8 +86,8 @@ class EngineService:
         self._vllm = (
             vllm_rpc().VllmServicer(self._servicer, lambda: self.num_live_requests, self._kv_events) if settings.vllm_grpc else None
         )
-        self._encoders: asyncio.Task[None] | None = None
-        self._adapters: asyncio.Task[None] | None = None
+        #: Run until the engine stops.
+        self._background: list[asyncio.Task[None]] = []
 
     # -- Controllable -----------------------------------------------------------------------------------------------------------
 
@@ -158,10 +160,11 @@ class EngineService:
         await self._server.start()
         try:
             publisher = new_publisher(settings, self._kv_events)
-            has_constraints = pooling is None and settings.simulate is None
-            loaded = await load_model(executor, self._device_thread, stop, self._died, has_constraints=has_constraints)
+            loaded = await load_model(executor, self._device_thread, stop)
             if loaded is not None:
                 await self._serve(executor, model, path, pooling, loaded, new_tier(memory, loaded))
+                if pooling is None and settings.simulate is None:
+                    self._keep(warm_up_constraints(executor, self._outbox.wait_idle), "constraints")
                 await until_any(stop, self._died)
         finally:
             self._servicer.refuse("the engine is stopping")
@@ -175,10 +178,9 @@ class EngineService:
                 await self._sharing.close()
             if self._fetcher is not None:
                 await self._fetcher.close()
-            tasks = [task for task in (self._encoders, self._adapters) if task is not None]
-            for task in tasks:
+            for task in self._background:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._background, return_exceptions=True)
             self._device_thread.shutdown(wait=False)
         if self._died.is_set():
             raise StartupError("the engine loop died; see the log above")
@@ -242,7 +244,7 @@ class EngineService:
         if settings.lora_dir is not None and loaded.takes_loras:
             watch = AdapterWatch(LoraDirectory(settings.lora_dir), model, self._servicer.tell_model)
             self._servicer.on_lora = watch.loaded
-            self._adapters = asyncio.create_task(watch.run(), name="adapters")
+            self._keep(watch.run(), "adapters")
         if self._vllm is not None:
             self._vllm.attach(self._core, model, path, settings, generates=pooling is None)
         self._state = State.SERVER_STATE_SERVING
@@ -256,7 +258,7 @@ class EngineService:
             lambda address: EncoderConnection(address, files, tls=self._tls),
             tls=self._tls,
         )
-        self._encoders = asyncio.create_task(encoders.run(), name="encoders")
+        self._keep(encoders.run(), "encoders")
         self._fetcher = EmbeddingFetcher(
             encoders,
             traits,
@@ -265,6 +267,9 @@ class EngineService:
             self._fetches,
             self._server.tracer,
         )
+
+    def _keep(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._background.append(asyncio.create_task(work, name=name))
 
     def _on_death(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._died.set)

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor as Thread
 from typing import Any
 
-from triptych.errors import StartupError
+from triptych.errors import StartupError, TriptychError
 from triptych_common.constraints.cache import warm_up
 
 from triptych_engine.executor.multiproc import MultiprocExecutor
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
 
+#: Those that waited for the engine to be ready come first, in seconds.
+_FIRST_REQUESTS_S = 1.0
 
-async def load_model(
-    executor: Executor, device_thread: Thread, stop: asyncio.Event, died: asyncio.Event, *, has_constraints: bool
-) -> ExecutorInfo | None:
+
+async def load_model(executor: Executor, device_thread: Thread, stop: asyncio.Event) -> ExecutorInfo | None:
     """Load the model on the device thread. Returns None if the service has to stop.
 
-    Args:
-        died: the worker that loads it has ended.
-        has_constraints: requests may ask for them.
-
     Raises:
-        StartupError: the model cannot be loaded, or the worker has ended.
+        StartupError: the model cannot be loaded, or the worker that loads it has ended.
     """
     loading = asyncio.wrap_future(device_thread.submit(executor.load))
     stopping = asyncio.ensure_future(stop.wait())
@@ -37,17 +35,20 @@ async def load_model(
             await loading
         return None
     loaded = await loading
-    if has_constraints and not stop.is_set():
-        # Before requests come: llguidance keeps the GIL for 0.3 s (49,152 tokens), in which no step could begin.
-        compiling = asyncio.wrap_future(warm_up(executor.compile_constraint))
-        ended = asyncio.create_task(until_any(stop, died))
-        await asyncio.wait([compiling, ended], return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
-        if died.is_set():
-            raise StartupError("the engine's worker ended at its start; see the log above")
-        if not stop.is_set():
-            await compiling
     return None if stop.is_set() else loaded
+
+
+async def warm_up_constraints(executor: Executor, wait_idle: Callable[[], Awaitable[None]]) -> None:
+    """Load what constraints need, once the engine has nothing to do: llguidance keeps the GIL for 0.2 s (49,152 tokens), in which
+    no step can begin. If an earlier request has a constraint, that one loads it.
+
+    Args:
+        wait_idle: returns once no request is live.
+    """
+    await asyncio.sleep(_FIRST_REQUESTS_S)
+    await wait_idle()
+    with contextlib.suppress(TriptychError):  # the engine is about to stop, or sleeps
+        await asyncio.wrap_future(warm_up(executor.compile_constraint))
 
 
 async def until_any(*events: asyncio.Event) -> None:

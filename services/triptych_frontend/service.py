@@ -186,7 +186,7 @@ class Frontend:
         encoders = asyncio.create_task(self._encoders.run(), name="encoders")
         try:
             if self._model.info.capabilities.constraints:
-                # Now, because most frontends wait for their engine's weights: llguidance keeps the GIL for 0.3 s (49,152 tokens).
+                # Now, because most frontends wait for their engine's weights: llguidance keeps the GIL for 0.2 s (49,152 tokens).
                 self._preprocessor.constraints.warm_up()
             yield engines
         finally:

@@ -14,7 +14,6 @@ from triptych_gateway.stores.memory import MemoryStore
 from triptych_gateway.stores.sqlite import SqliteStore
 from triptych_gateway.stores.store import Clock, ResponseStore, wall_clock
 from triptych_gateway.stores.uploads import UPLOADS_SCHEMA, UploadStore
-from triptych_gateway.stores.valkey import ValkeyStore
 
 #: What the settings may be.
 SERVER_FORMS = "redis://HOST:PORT/DB, rediss:// or unix://"
@@ -48,6 +47,10 @@ def open_store(target: str, ttl_s: float, max_bytes: int) -> ResponseStore:
         StartupError: a file cannot be opened. A server is not contacted before the first request.
     """
     if target.startswith(_SERVERS):
+        from triptych_gateway.stores.valkey import (
+            ValkeyStore,
+        )  # late import: its client takes 0.1 s, also of commands that check flags
+
         return ValkeyStore(target, ttl_s)
     if target.startswith("sqlite:"):
         return SqliteStore(target.removeprefix("sqlite:"), ttl_s, max_bytes)

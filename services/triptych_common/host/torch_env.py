@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from triptych_common.host import lean_imports
 from triptych_common.host.cpu import torch_limits
 
 #: Iterations for which a thread of GNU's OpenMP spins at a barrier before it sleeps, about 200 microseconds. With a quarter of this
@@ -12,7 +13,8 @@ _SPIN_COUNT = "4000"
 
 
 def set_torch_environment() -> None:
-    """Set OpenMP's spinning and, with $TRIPTYCH_CPU_ISA, the instruction set of ATen and oneDNN. What is set already stays.
+    """Set OpenMP's spinning, what is left out of torch and transformers (see `lean_imports`) and, with $TRIPTYCH_CPU_ISA, the
+    instruction set of ATen and oneDNN. What is set already stays.
 
     Call it before torch is imported.
 
@@ -28,3 +30,4 @@ def set_torch_environment() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     for variable, value in torch_limits().items():
         os.environ.setdefault(variable, value)
+    lean_imports.install()

@@ -12,11 +12,13 @@ from support import media_stack
 from support.builders.engine import a_tiny_llama_config, save_random_model
 from support.builders.tokenizer import byte_level_tokenizer
 from support.drivers.engine_service import Served, a_message, alone, an_engine, an_open_session
+from support.fakes.runner import FakeRunner
 from support.waiting import until
 from triptych.errors import InvalidRequestError
 from triptych.status import from_request_error, from_rpc_error
 from triptych.v1 import common_pb2, engine_pb2
 from triptych_common.constraints.spec import ConstraintSpec
+from triptych_engine import startup
 
 SPEC = ConstraintSpec("regex", "a+")
 
@@ -123,16 +125,40 @@ async def test_generate_refuses_with_a_status():
         assert (caught.value.code(), from_rpc_error(caught.value).field) == (grpc.StatusCode.INVALID_ARGUMENT, "constraint.regex")
 
 
-async def test_the_tokenizer_of_constraints_is_loaded_before_the_engine_is_ready(tmp_path: Path) -> None:
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokenizer of constraints is loaded without a pause."""
+    monkeypatch.setattr(startup, "_FIRST_REQUESTS_S", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_the_tokenizer_of_constraints_is_loaded_before_the_first_constraint(tmp_path: Path):
     save_random_model(tmp_path, a_tiny_llama_config(vocab_size=520))
     byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     async with media_stack.an_engine(tmp_path) as service:
-        assert service._loaded()._executor.runner.constraints._tokenizer is not None, "loading holds up all threads"
+        await until(lambda: service._loaded()._executor.runner.constraints._tokenizer is not None)
 
 
+@pytest.mark.usefixtures("at_once")
+async def test_it_waits_until_nothing_runs():
+    runner, idle = FakeRunner(), asyncio.Event()
+
+    async def wait_idle() -> None:
+        await idle.wait()
+
+    warming = asyncio.create_task(startup.warm_up_constraints(runner, wait_idle))
+    await asyncio.sleep(0.05)
+    assert not runner.compilations, "no step can begin while it is loaded"
+    idle.set()
+    await until(lambda: runner.compilations)
+    next(iter(runner.compilations.values())).set_result(None)
+    await warming
+
+
+@pytest.mark.usefixtures("at_once")
 async def test_an_engine_without_a_tokenizer_starts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save_random_model(tmp_path, a_tiny_llama_config())
     async with media_stack.an_engine(tmp_path) as service:
-        assert "constraints cannot be used" in caplog.text
+        await until(lambda: "constraints cannot be used" in caplog.text)
         assert service.num_live_requests == 0
