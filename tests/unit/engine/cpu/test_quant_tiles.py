@@ -1,4 +1,7 @@
-"""Many rows times quantised weights by bfloat16 tiles, in a copy of them in software, and on the CPU if it has them."""
+"""Many rows times quantised weights by bfloat16 tiles, in a copy of them in software, and on the CPU if it has them.
+
+Without tiles, floats of 8 bits are multiplied by bfloat16 vectors.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ Emulating = Callable[[str], CpuKernels]
 TOLERANCE = 0.013
 #: Rounding of a block's minimum, in steps from one value to the next.
 STEPS = 2**-8
-FEWEST_ROWS = 8  # kTileRows in linear_quant.cpp
+FEWEST_ROWS, FEWEST_ROWS_OF_VECTORS = 8, 12  # kTileRows and kFloatPairRows in linear_quant.cpp
 formats = pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 
 
@@ -136,6 +139,46 @@ def test_a_row_with_a_value_that_is_not_finite_leaves_the_others_alone(value: fl
     got, others = product(kernels_with_tiles, bad, packed), torch.arange(20) != 4
     assert not got[4].isfinite().any()
     assert torch.equal(got[others], expected[others])
+
+
+@given(
+    rows=st.integers(FEWEST_ROWS_OF_VECTORS, 120),
+    in_features=st.integers(1, 600),
+    out_features=st.integers(1, 100),
+    has_bias=st.booleans(),
+    gap=st.integers(0, 3),
+)
+@settings(max_examples=30)
+def test_products_of_floats_by_vectors(
+    emulating: Emulating, rows: int, in_features: int, out_features: int, has_bias: bool, gap: int
+):
+    kernels, generator = emulating("dot"), torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, in_features + gap, generator=generator)[:, :in_features]
+    weight, bias = random_rows(F8, out_features, in_features), torch.randn(out_features, generator=generator)
+    packed, padded = pack(kernels, weight), kernels.quant.pad_bias([bias]) if has_bias else None
+    got = product(kernels, x, packed, padded)
+    assert is_close(got - (bias if has_bias else 0), x, weight)
+    for i in (0, rows - 1):
+        row = x[i : i + 1].expand(FEWEST_ROWS_OF_VECTORS, -1)
+        assert torch.equal(product(kernels, row, packed, padded)[0], got[i]), "a row's result depends on other rows"
+
+
+@pytest.mark.parametrize(
+    ("rows", "in_features", "out_features"), [(40, 3100, 300), (1100, 100, 70), (300, 8192, 40)], ids=["chunks", "blocks", "both"]
+)
+def test_large_products_of_floats_by_vectors(rows: int, in_features: int, out_features: int, emulating: Emulating):
+    kernels, x, weight = emulating("dot"), torch.randn(rows, in_features), random_rows(F8, out_features, in_features)
+    assert is_close(product(kernels, x, pack(kernels, weight)), x, weight)
+
+
+def test_few_rows_of_floats_and_other_weights_are_computed_without_rounding(emulating: Emulating):
+    kernels = emulating("dot")
+    for form in FORMATS:
+        packed = pack(kernels, random_rows(form, 70, 300))
+        for rows in (1, FEWEST_ROWS_OF_VECTORS - 1, FEWEST_ROWS_OF_VECTORS):
+            x = torch.randn(rows, 300)
+            is_same = torch.equal(product(kernels, x, packed), kernels.quant.linear(x, packed, None))
+            assert is_same != (form.is_float and rows == FEWEST_ROWS_OF_VECTORS)
 
 
 @pytest.mark.parametrize("intermediate_size", [128, 96], ids=["gated", "not gated"])

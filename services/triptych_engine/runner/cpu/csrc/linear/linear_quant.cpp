@@ -35,11 +35,15 @@ constexpr int64_t kWideRows = 12;
 template <class Format>
 constexpr bool kIsFasterWide = !kDotsBytes && Format::kBits == 8 && !Format::kIsFloat;
 
-#if defined(TRIPTYCH_BF16_TILES)
-// The same for products with tiles: 1 MB.
-inline int64_t tile_row_block(int64_t in_features) { return std::clamp<int64_t>((1 << 19) / in_features / 64 * 64, 64, 512); }
+#if defined(TRIPTYCH_BF16_DOT)
+// The same for products with weights widened to bfloat16: 1 MB. Vectors multiply so slowly that 4 MB, of the last-level cache, come in time.
+inline int64_t tile_row_block(int64_t in_features) {
+  return std::clamp<int64_t>((uses_tiles() ? 1 << 19 : 1 << 21) / in_features / 64 * 64, 64, 512);
+}
 // Smallest number of rows that are multiplied with tiles.
 constexpr int64_t kTileRows = 8;
+// The same of floats of 8 bits on CPUs without tiles. With tiles it is always: widening takes longest, also of one row.
+constexpr int64_t kFloatPairRows = 12;
 #endif
 
 // Whether so many rows are multiplied with tiles, where they may.
@@ -117,12 +121,28 @@ void linear(const float* x, int64_t x_stride, const PackedWeight& w, float* out,
   }
 }
 
-[[maybe_unused]] bool has_only_floats(const PackedWeight& w) {
+#if defined(TRIPTYCH_BF16_DOT)
+bool has_only_floats(const PackedWeight& w) {
   const QuantPanel* panels = (const QuantPanel*)w.weight;
   return std::all_of(panels, panels + w.num_quant_panels, [](const QuantPanel& panel) {
     return with_quant_format(panel.format, [](auto format) { return decltype(format)::kIsFloat; });
   });
 }
+
+// Each thread rounds all rows.
+void rounded_shared(const float* x, int64_t x_stride, const PackedWeight& w, float* out, int64_t rows) {
+  const TileScope tiles;
+  static thread_local std::vector<uint32_t> rounded;
+  const int64_t words = num_pairs(w.in_features), block = tile_row_block(w.in_features);
+  const size_t size_words = TilesOf::padded_rows(std::min(block, rows)) * words;
+  if (rounded.size() < size_words) rounded.resize(size_words);
+  for (int64_t row = 0; row < rows; row += block) {
+    const int64_t size = std::min(block, rows - row);
+    for (int64_t r = 0; r < size; r++) round_row(x + (row + r) * x_stride, w.in_features, rounded.data() + r * words);
+    tiles_shared(rounded.data(), words, w, out + row * w.out_features, size);
+  }
+}
+#endif
 
 int64_t bytes_of(const QuantPanel& panel, int64_t in_features) {
   return with_quant_format(panel.format, [&](auto format) { return decltype(format)::panel_words(in_features) * 4; });
@@ -189,14 +209,9 @@ void FastQuantFormat::prepare_row(const float* row, int64_t in_features, uint32_
 
 void FastQuantFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
                                     int64_t rows, int64_t step_rows) {
-#if defined(TRIPTYCH_BF16_TILES)
-  if (!tiles_rows(step_rows) && uses_tiles() && has_only_floats(w)) {  // widening them is what takes longest, also of one row
-    const TileScope tiles;
-    static thread_local std::vector<uint32_t> rounded;
-    const int64_t words = num_pairs(w.in_features);
-    rounded.resize(kTile * words);
-    for (int64_t r = 0; r < rows; r++) round_row(x + r * x_stride, w.in_features, rounded.data() + r * words);
-    return tiles_shared(rounded.data(), words, w, out, rows);
+#if defined(TRIPTYCH_BF16_DOT)
+  if (!tiles_rows(step_rows) && (uses_tiles() || step_rows >= kFloatPairRows) && has_only_floats(w)) {
+    return rounded_shared(x, x_stride, w, out, rows);
   }
 #endif
   if (!tiles_rows(step_rows)) return panels_shared(x, x_stride, prepared, w, out, rows, step_rows >= kWideRows);
@@ -237,7 +252,13 @@ extern "C" {
 int64_t triptych_quant_row_words(int64_t in_features) { return MixedQuantFormat::num_prepared_words(in_features); }
 
 // Whether triptych_linear_quant_fast computes otherwise than triptych_linear_quant.
-int32_t triptych_quant_has_fast() { return !kDotsBytes || tiles_rows(INT64_MAX); }
+int32_t triptych_quant_has_fast() {
+#if defined(TRIPTYCH_BF16_DOT)
+  return true;
+#else
+  return !kDotsBytes;
+#endif
+}
 
 // out = x weight^T + bias in fp32: x is not quantised, and needs no workspace. Arguments as of triptych_linear_quant.
 void triptych_linear_quant_exact(const float* x, int64_t x_stride, const void* panels, int64_t num_panels, const float* bias, float* out,

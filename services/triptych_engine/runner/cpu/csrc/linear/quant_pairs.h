@@ -1,4 +1,4 @@
-// Quantised weights widened to bfloat16, in pairs of inputs as bfloat16 tiles read them.
+// Quantised weights widened to bfloat16, in pairs of inputs as bfloat16 instructions read them.
 //
 // Like linear_quant.cpp, it is compiled without contraction of products and sums.
 #pragma once
@@ -9,7 +9,7 @@
 #include "linear/quant_bytes.h"
 #include "linear/quant_dot.h"
 
-#if defined(TRIPTYCH_BF16_TILES)
+#if defined(TRIPTYCH_BF16_DOT)
 
 namespace triptych {
 namespace {

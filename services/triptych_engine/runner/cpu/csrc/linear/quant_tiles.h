@@ -1,5 +1,6 @@
-// Products with quantised weights in bfloat16 tiles. A tile of weights, 16 outputs of 32 inputs, is a group of a panel. It is widened once
-// for a block of rows, which takes about as long as multiplying it with 50 of them; with few rows, reading bfloat16 weights takes as long.
+// Products with quantised weights that are widened to bfloat16, once for a block of rows. A tile of weights, 16 outputs of 32 inputs, is a
+// group of a panel. Widening takes about as long as multiplying with 50 rows in tiles, or with 8 in vectors; with few rows, reading
+// bfloat16 weights takes as long.
 #pragma once
 
 #include <vector>
@@ -9,7 +10,7 @@
 #include "linear/quant_format.h"
 #include "linear/quant_pairs.h"
 
-#if defined(TRIPTYCH_BF16_TILES)
+#if defined(TRIPTYCH_BF16_DOT)
 
 namespace triptych {
 namespace {
@@ -28,8 +29,9 @@ struct PanelPair {
 };
 
 // Groups whose weights are widened, and multiplied with all rows, before the next ones. Of rows that need one pass, sums stay in tiles, and
-// two chunks are in the L1 cache. Otherwise sums are loaded and stored for each chunk.
-constexpr int64_t kShortChunk = 8, kLongChunk = 48;
+// two chunks are in the L1 cache. Otherwise sums are loaded and stored for each chunk. A pass of vectors has few rows, and all of them read
+// the chunk.
+constexpr int64_t kShortChunk = 8, kVectorChunk = 16, kLongChunk = 48;
 
 // Widens a chunk of a pair of panels in steps, while another chunk is multiplied: a core's vector and tile units work at the same time.
 class Widening {
@@ -83,7 +85,7 @@ class TilesOf {
   // x: prepared rows, x_stride apart, readable up to a whole tile.
   TilesOf(const uint32_t* x, int64_t x_stride, int64_t rows, const PackedWeight& w)
       : x_(x), x_stride_(x_stride), rows_(rows), groups_(num_quant_groups(w.in_features)),
-        chunk_(rows <= 2 * kTile ? kShortChunk : kLongChunk), w_(w) {}
+        keeps_sums_(uses_tiles() && rows <= 2 * kTile), chunk_(keeps_sums_ ? kShortChunk : uses_tiles() ? kLongChunk : kVectorChunk), w_(w) {}
 
   int64_t num_pairs_of_panels() const { return (w_.num_quant_panels + 1) / 2; }
   PanelPair pair(int64_t i) const { return PanelPair((const QuantPanel*)w_.weight, w_.num_quant_panels, i); }
@@ -95,7 +97,6 @@ class TilesOf {
     if (widened_ != i) widening(i, 0, current_, 1).finish();
     alignas(64) float bias[kPanel] = {};
     if (w_.bias) std::memcpy(bias, w_.bias + 2 * i * kQuantPanel, pair(i).num_panels * kQuantPanel * sizeof(float));
-    const bool is_one_pass = rows_ <= 2 * kTile;
     for (int64_t first = 0; first < groups_; first += chunk_, current_ = 1 - current_) {
       const int64_t pairs = std::min(chunk_, groups_ - first) * kQuantGroup / 2, steps = num_steps(rows_, pairs);
       const bool is_last = first + chunk_ >= groups_;
@@ -104,11 +105,11 @@ class TilesOf {
       else if (next >= 0) then = widening(next, 0, 1 - current_, steps);
       for_rows(rows_, [&](auto tiles, int64_t row) {
         if (first == 0) tiles.begin(bias, 0);
-        else if (!is_one_pass) tiles.begin(sums + row * kPanel, kPanel);
+        else if (!keeps_sums_) tiles.begin(sums + row * kPanel, kPanel);
         else __asm__ volatile("" ::: "memory");  // as in begin_tiles
         tiles.add(x_ + row * x_stride_ + first * kQuantGroup / 2, x_stride_, pairs,
                   Columns{words_[current_], words_[current_] + kLanes, kPanel}, then);
-        if (is_last || !is_one_pass) tiles.end(sums + row * kPanel, kPanel);
+        if (is_last || !keeps_sums_) tiles.end(sums + row * kPanel, kPanel);
       });
       then.finish();
     }
@@ -121,7 +122,9 @@ class TilesOf {
   }
 
   const uint32_t* x_;
-  int64_t x_stride_, rows_, groups_, chunk_;
+  int64_t x_stride_, rows_, groups_;
+  bool keeps_sums_;  // in tiles, from chunk to chunk
+  int64_t chunk_;
   const PackedWeight& w_;
   int64_t widened_ = -1;  // the pair whose beginning is in words_[current_]
   int current_ = 0;
