@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from triptych_common.host import lean_imports
+
 
 def forbid_torch() -> None:
     """Make `import torch` fail in this process, so that transformers does not detect torch even if it is installed.
@@ -22,3 +24,4 @@ def forbid_torch() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # tokenizers' own threads would compete with ours for the same cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    lean_imports.install()

@@ -1,8 +1,8 @@
 """Leaves out what transformers' models import and no service here uses. An engine and an encoder start sooner and are smaller.
 
 These are torch's compiler, of which models take three decorators; distributed tensors, for transformers' own tensor parallelism;
-and scipy, for a loss of object detection. Without them the models' modules are imported in 1.1 s instead of 2.6, and take 180 MB
-less.
+scipy, for a loss of object detection; and a second look at each of transformers' files. Without them the models' modules are
+imported in 0.9 s instead of 2.6, and take 180 MB less.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +21,8 @@ _INDEPENDENT = f"{_COMPILER}._trace_wrapped_higher_order_op"
 _AVAILABILITY = "transformers.utils.import_utils"
 #: Functions with which transformers finds out what is installed.
 _LEFT_OUT = ("is_scipy_available", "is_torch_distributed_available")
+#: Reads all of transformers' files for what they have, and remembers it. It is asked twice: for a folder, and for a file in it.
+_LOOK = "create_import_structure_from_path"
 
 
 def install() -> None:
@@ -95,6 +98,12 @@ class _LeavingOutLoader(Loader):
         for name in _LEFT_OUT:
             if hasattr(module, name):  # else this version does not look
                 setattr(module, name, lambda: False)
+        if (look := getattr(module, _LOOK, None)) is not None:
+            setattr(module, _LOOK, lambda path: look(_folder_of(path)))
+
+
+def _folder_of(path: str | Path) -> Path:
+    return Path(path).parent if Path(path).is_file() else Path(path)
 
 
 class _LeanFinder(MetaPathFinder):
