@@ -88,6 +88,7 @@ class EngineService:
         )
         #: Run until the engine stops.
         self._background: list[asyncio.Task[None]] = []
+        self._warming: asyncio.Task[None] | None = None
 
     # -- Controllable -----------------------------------------------------------------------------------------------------------
 
@@ -164,11 +165,16 @@ class EngineService:
             if loaded is not None:
                 await self._serve(executor, model, path, pooling, loaded, new_tier(memory, loaded))
                 if pooling is None and settings.simulate is None:
-                    self._keep(warm_up_constraints(executor, self._outbox.wait_idle), "constraints")
+                    self._warming = self._keep(
+                        warm_up_constraints(executor, self._outbox.wait_idle, lambda: self._state == State.SERVER_STATE_SERVING),
+                        "constraints",
+                    )
                 await until_any(stop, self._died)
         finally:
             self._servicer.refuse("the engine is stopping")
             await self._server.stop()
+            if self._warming is not None:
+                self._warming.cancel()
             if self._core is not None:
                 await asyncio.to_thread(self._core.stop)
             await asyncio.to_thread(executor.close)
@@ -268,8 +274,15 @@ class EngineService:
             self._server.tracer,
         )
 
-    def _keep(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._background.append(asyncio.create_task(work, name=name))
+    def _keep(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        def note_failure(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("the task for %s ended: %s", name, error, exc_info=error)
+
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(note_failure)
+        self._background.append(task)
+        return task
 
     def _on_death(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._died.set)

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor as Thread
 from typing import Any
 
-from triptych.errors import StartupError, TriptychError
+from triptych.errors import StartupError
 from triptych_common.constraints.cache import warm_up
 
 from triptych_engine.executor.multiproc import MultiprocExecutor
 from triptych_engine.executor.protocol import Executor, ExecutorInfo
 
-#: Those that waited for the engine to be ready come first, in seconds.
+#: Those that waited for the engine to be ready, or awake, come first, in seconds.
 _FIRST_REQUESTS_S = 1.0
 
 
@@ -38,17 +38,20 @@ async def load_model(executor: Executor, device_thread: Thread, stop: asyncio.Ev
     return None if stop.is_set() else loaded
 
 
-async def warm_up_constraints(executor: Executor, wait_idle: Callable[[], Awaitable[None]]) -> None:
+async def warm_up_constraints(executor: Executor, wait_idle: Callable[[], Awaitable[None]], serves: Callable[[], bool]) -> None:
     """Load what constraints need, once the engine has nothing to do: llguidance keeps the GIL for 0.2 s (49,152 tokens), in which
     no step can begin. If an earlier request has a constraint, that one loads it.
 
     Args:
         wait_idle: returns once no request is live.
+        serves: whether the engine takes requests. While it sleeps it has given its memory back.
     """
-    await asyncio.sleep(_FIRST_REQUESTS_S)
-    await wait_idle()
-    with contextlib.suppress(TriptychError):  # the engine is about to stop, or sleeps
-        await asyncio.wrap_future(warm_up(executor.compile_constraint))
+    while True:
+        await asyncio.sleep(_FIRST_REQUESTS_S)
+        await wait_idle()
+        if serves():
+            break
+    await asyncio.wrap_future(warm_up(executor.compile_constraint))
 
 
 async def until_any(*events: asyncio.Event) -> None:

@@ -32,7 +32,10 @@ def install() -> None:
 
 
 def _unchanged(function: Any = None, *_: Any, **__: Any) -> Any:
-    """A decorator that concerns only code that is compiled, with or without arguments."""
+    """A decorator that concerns only code that is compiled, with or without arguments.
+
+    What it gets before the compiler is loaded may be compiled later although its author did not want it, with the same results.
+    """
     return function if function is not None else _unchanged
 
 
@@ -50,15 +53,25 @@ class _DeferredCompiler(ModuleType):
         return getattr(self, name)
 
     def load(self) -> None:
-        """Make it the real one."""
+        """Make it the real one.
+
+        Two threads must not do so at once. With a lock beside those of imports, they could wait for each other.
+        """
         spec = self.__spec__
         assert spec is not None  # noqa: S101
-        assert isinstance(spec.loader, _DeferringLoader)  # noqa: S101
+        deferring = spec.loader
+        assert isinstance(deferring, _DeferringLoader)  # noqa: S101
         self.__class__ = ModuleType  # type: ignore[assignment] # as importlib.util.LazyLoader does
         for name in _DECORATORS:
             del self.__dict__[name]
-        self.__loader__ = spec.loader = spec.loader.whole
-        spec.loader.exec_module(self)
+        self.__loader__ = spec.loader = deferring.whole
+        try:
+            deferring.whole.exec_module(self)
+        except BaseException:
+            self.__class__ = _DeferredCompiler
+            self.__loader__ = spec.loader = deferring
+            deferring.exec_module(self)
+            raise
 
 
 class _DeferringLoader(Loader):

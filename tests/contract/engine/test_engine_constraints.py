@@ -141,16 +141,19 @@ async def test_the_tokenizer_of_constraints_is_loaded_before_the_first_constrain
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_it_waits_until_nothing_runs():
-    runner, idle = FakeRunner(), asyncio.Event()
+async def test_it_waits_until_nothing_runs_and_the_engine_is_awake():
+    runner, idle, serves = FakeRunner(), asyncio.Event(), asyncio.Event()
 
     async def wait_idle() -> None:
         await idle.wait()
 
-    warming = asyncio.create_task(startup.warm_up_constraints(runner, wait_idle))
+    warming = asyncio.create_task(startup.warm_up_constraints(runner, wait_idle, serves.is_set))
     await asyncio.sleep(0.05)
     assert not runner.compilations, "no step can begin while it is loaded"
     idle.set()
+    await asyncio.sleep(0.05)
+    assert not runner.compilations, "it sleeps, to need no memory"
+    serves.set()
     await until(lambda: runner.compilations)
     next(iter(runner.compilations.values())).set_result(None)
     await warming

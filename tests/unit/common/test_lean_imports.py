@@ -36,6 +36,16 @@ def test_the_services_import_none_of_it():
     assert run(f"{LEAN}{imports}print([name for name in {named} if name in sys.modules])") == "[]"
 
 
+def test_transformers_files_are_read_once():
+    program = """
+from pathlib import Path
+from transformers.utils.import_utils import create_import_structure_from_path as look
+models = Path(transformers.__file__).parent / "models"
+print(look(models) is look(str(models)) is look(models / "__init__.py"), len(look(models)) > 100)
+"""
+    assert run(LEAN + program) == "True True"
+
+
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_the_compiler_comes_when_it_is_needed(use: str):
     whole = "assert type(torch._dynamo).__name__ == 'module', type(torch._dynamo)\n"
@@ -55,3 +65,15 @@ assert made[0, 0].tolist() == [[True, False], [True, True]], made
 def test_what_was_imported_before_stays():
     before = "import torch, torch._dynamo\nwhole = torch._dynamo.disable\n"
     assert run(f"{before}{LEAN}print(torch._dynamo.disable is whole)") == "True"
+
+
+def test_a_compiler_that_cannot_be_loaded_is_tried_again():
+    fails = """
+sys.modules["torch._dynamo.config"] = None  # its import fails
+try:
+    torch._dynamo.optimize
+except ImportError:
+    assert torch._dynamo.disable(run := lambda: 1) is run, "models may still be imported"
+    del sys.modules["torch._dynamo.config"]
+"""
+    assert run(f"{LEAN}{fails}print(callable(torch._dynamo.optimize))") == "True"

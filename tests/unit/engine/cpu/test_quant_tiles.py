@@ -179,6 +179,8 @@ def test_few_rows_of_floats_and_other_weights_are_computed_without_rounding(emul
             x = torch.randn(rows, 300)
             is_same = torch.equal(product(kernels, x, packed), kernels.quant.linear(x, packed, None))
             assert is_same != (form.is_float and rows == FEWEST_ROWS_OF_VECTORS)
+    mixed, x = pack(kernels, random_rows(F8, 64, 300), random_rows(Q4, 64, 300)), torch.randn(40, 300)
+    assert torch.equal(product(kernels, x, mixed), kernels.quant.linear(x, mixed, None)), "other weights read bytes"
 
 
 @pytest.mark.parametrize("intermediate_size", [128, 96], ids=["gated", "not gated"])
