@@ -174,6 +174,8 @@ def test_large_products_of_floats_by_vectors(rows: int, in_features: int, out_fe
 def test_few_rows_of_floats_and_other_weights_are_computed_without_rounding(emulating: Emulating):
     kernels = emulating("dot")
     for form in FORMATS:
+        if form == Q8:  # without an instruction for bytes, many of its rows are multiplied in fp32
+            continue
         packed = pack(kernels, random_rows(form, 70, 300))
         for rows in (1, FEWEST_ROWS_OF_VECTORS - 1, FEWEST_ROWS_OF_VECTORS):
             x = torch.randn(rows, 300)
