@@ -47,9 +47,8 @@ def open_store(target: str, ttl_s: float, max_bytes: int) -> ResponseStore:
         StartupError: a file cannot be opened. A server is not contacted before the first request.
     """
     if target.startswith(_SERVERS):
-        from triptych_gateway.stores.valkey import (
-            ValkeyStore,
-        )  # late import: its client takes 0.1 s, also of commands that check flags
+        # Late: importing its client takes 0.1 s, also of commands that only check flags.
+        from triptych_gateway.stores.valkey import ValkeyStore
 
         return ValkeyStore(target, ttl_s)
     if target.startswith("sqlite:"):
