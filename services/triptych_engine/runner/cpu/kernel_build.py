@@ -29,7 +29,11 @@ log = logging.getLogger(__name__)
 _DIGEST_BYTES = 32
 _CSRC, _PREBUILT = Path(__file__).parent / "csrc", Path(__file__).parent / "prebuilt"
 _SOURCES = sorted(path for path in _CSRC.rglob("*") if path.suffix in (".cpp", ".h"))
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi")
+#: Nobody replaces functions of the library. Without -fno-semantic-interposition GCC reckons with it, and does not inline them all.
+_FLAGS = (
+    *("-O3", "-std=c++17", "-fPIC", "-fno-semantic-interposition"),
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi"),
+)
 #: Flags of single files, which override the common flags.
 _FILE_FLAGS = dict.fromkeys(("linear_quant.cpp", "quant_pack.cpp"), ("-ffp-contract=off",))
 

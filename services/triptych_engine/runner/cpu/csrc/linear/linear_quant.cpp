@@ -20,20 +20,11 @@
 namespace triptych {
 namespace {
 
-// Rows that share a pass over a panel. Their sums, two weights and an input fit in the registers.
-#if defined(__AVX512F__)
+// Rows that share a pass over a panel. With AVX-512 their sums, two weights and an input fit in the registers.
 constexpr int kQuantRows = 8;
-#else
-constexpr int kQuantRows = 4;
-#endif
 
 // Rows that are multiplied by all panels of a thread before the next rows: their inputs stay in the L2 cache.
 constexpr int64_t kQuantRowBlock = kExactRows;
-
-// Products with weights of 8 bits and at least so many rows are faster in fp32 on CPUs that cannot multiply bytes and add the products.
-constexpr int64_t kWideRows = 12;
-template <class Format>
-constexpr bool kIsFasterWide = !kDotsBytes && Format::kBits == 8 && !Format::kIsFloat;
 
 #if defined(TRIPTYCH_BF16_DOT)
 // The same for products with weights widened to bfloat16: 1 MB. Vectors multiply so slowly that 4 MB, of the last-level cache, come in time.
@@ -55,31 +46,29 @@ inline bool tiles_rows([[maybe_unused]] int64_t rows) {
 #endif
 }
 
-template <class Format, int R, int kPart>
-inline void add_part(const uint32_t* x, int64_t x_words, int64_t in, int64_t g, const uint32_t* group, const ScaleAndMinimum& header,
-                     Sums<R, kRegisters>& sums) {
-  PartSums<Format, R, kPart> part;
-  part.compute(x + g * PreparedRow::kGroupWords, x + num_quant_groups(in) * PreparedRow::kGroupWords + g * PreparedRow::kPairsWords,
-               x_words, group);
-  ScaleAndMinimum own;
-  const ScaleAndMinimum& weights = scales_at<Format>(header, group, kPart, own);
-  const PreparedGroup* inputs = (const PreparedGroup*)x + g;
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++) {
-    const PreparedGroup& input = *(const PreparedGroup*)((const uint32_t*)inputs + r * x_words);
-    const rf scale = splat<rf>(input.scale), sum = splat<rf>(Format::kParts == 1 ? input.sums[0] + input.sums[1] : input.sums[kPart]);
-#pragma GCC unroll 4
-    for (int i = 0; i < kRegisters; i++) {
-      const rf products = to_floats((rs)part.sum[r][i]) * scale;
-      sums.of[r][i] = fma(sum, weights.minimum[i], fma(products, weights.scale[i], sums.of[r][i]));
-    }
-  }
-  if constexpr (kPart + 1 < Format::kParts) add_part<Format, R, kPart + 1>(x, x_words, in, g, group, header, sums);
+// x: R prepared rows.
+template <class Format, int R>
+[[gnu::always_inline]] inline void add_group(const uint32_t* x, int64_t x_words, int64_t in, int64_t g, const uint32_t* group, const ScaleAndMinimum& header,
+                      Sums<R, kRegisters>& sums) {
+  ScaleAndMinimum own[Format::kParts];
+  const ScaleAndMinimum* weights[] = {&scales_at<Format>(header, group, 0, own[0]),
+                                      Format::kParts > 1 ? &scales_at<Format>(header, group, 1, own[Format::kParts - 1]) : nullptr};
+  const uint32_t* inputs = x + g * PreparedRow::kGroupWords;
+  const uint32_t* pairs = x + num_quant_groups(in) * PreparedRow::kGroupWords + g * PreparedRow::kPairsWords;
+  GroupProducts<Format, R>(inputs, pairs, x_words, group).compute([&](auto part, auto r, const ri (&products)[kRegisters]) TRIPTYCH_INLINE {
+    const PreparedGroup& input = *(const PreparedGroup*)(inputs + r * x_words);
+    const rf scale = splat<rf>(input.scale), sum = splat<rf>(input.sum);
+    each_register([&](auto i) TRIPTYCH_INLINE {
+      rf& to = sums.of[r][i];
+      to = fma(to_floats((rs)products[i]) * scale, weights[part]->scale[i], to);
+      if constexpr (Format::kMinimum != Minimum::kOffset) to = fma(sum, weights[part]->minimum[i], to);
+    });
+  });
 }
 
-// R rows of prepared inputs times one panel.
+// R rows of prepared inputs times one panel. In one function with others, GCC would no longer inline all that it should.
 template <class Format, int R>
-inline void quant_tile(const uint32_t* x, int64_t x_words, int64_t in, const QuantPanel& panel, const float* bias, Prefetch& next,
+[[gnu::noinline]] void quant_tile(const uint32_t* x, int64_t x_words, int64_t in, const QuantPanel& panel, const float* bias, Prefetch& next,
                        float* out, int64_t out_stride) {
   Sums<R, kRegisters> sums;
   sums.begin(nullptr, 0);
@@ -91,7 +80,7 @@ inline void quant_tile(const uint32_t* x, int64_t x_words, int64_t in, const Qua
     const int64_t end = std::min(begin + Format::kGroups, groups);
     for (int64_t g = begin; g < end; g++) {
       if (R >= kQuantRows / 2) next.step();
-      add_part<Format, R, 0>(x, x_words, in, g, block + Format::kHeaderWords + (g - begin) * Format::kGroupWords, header, sums);
+      add_group<Format, R>(x, x_words, in, g, block + Format::kHeaderWords + (g - begin) * Format::kGroupWords, header, sums);
     }
   }
   if (bias) sums.add(bias);
@@ -148,8 +137,7 @@ int64_t bytes_of(const QuantPanel& panel, int64_t in_features) {
   return with_quant_format(panel.format, [&](auto format) { return decltype(format)::panel_words(in_features) * 4; });
 }
 
-// wide: weights of 8 bits are multiplied in fp32, where that is faster with many rows.
-void panels_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out, int64_t rows, bool wide) {
+void panels_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out, int64_t rows) {
   const QuantPanel* panels = (const QuantPanel*)w.weight;
   const int64_t words = MixedQuantFormat::num_prepared_words(w.in_features);
   const auto multiply = [&](int64_t p, Prefetch& next, int64_t row, int64_t num_rows) {
@@ -160,8 +148,6 @@ void panels_shared(const float* x, int64_t x_stride, const uint32_t* prepared, c
       using Format = decltype(format);
       if constexpr (Format::kIsFloat) {
         float_tiles<Format>(x + row * x_stride, x_stride, num_rows, w.in_features, panel, bias, next, first, w.out_features);
-      } else if (kIsFasterWide<Format> && wide) {
-        exact_tile<Format>(x + row * x_stride, x_stride, num_rows, w.in_features, panel, bias, next, first, w.out_features);
       } else {
         quant_tiles<Format, kQuantRows>(prepared + row * words, words, num_rows, w.in_features, panel, bias, next, first, w.out_features);
       }
@@ -197,7 +183,7 @@ void MixedQuantFormat::prepare_row(const float* row, int64_t in_features, uint32
 
 void MixedQuantFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
                                      int64_t rows, int64_t) {
-  panels_shared(x, x_stride, prepared, w, out, rows, false);
+  panels_shared(x, x_stride, prepared, w, out, rows);
 }
 
 void FastQuantFormat::prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t step_rows) {
@@ -214,7 +200,7 @@ void FastQuantFormat::linear_shared(const float* x, int64_t x_stride, const uint
     return rounded_shared(x, x_stride, w, out, rows);
   }
 #endif
-  if (!tiles_rows(step_rows)) return panels_shared(x, x_stride, prepared, w, out, rows, step_rows >= kWideRows);
+  if (!tiles_rows(step_rows)) return panels_shared(x, x_stride, prepared, w, out, rows);
 #if defined(TRIPTYCH_BF16_TILES)
   static_assert(PreparedRow::kGroupWords == kQuantGroup / 2, "a prepared row has room for bfloat16 inputs");
   const TileScope tiles;
@@ -256,7 +242,7 @@ int32_t triptych_quant_has_fast() {
 #if defined(TRIPTYCH_BF16_DOT)
   return true;
 #else
-  return !kDotsBytes;
+  return false;
 #endif
 }
 

@@ -20,9 +20,9 @@ struct MixedQuantFormat : NoGates {
 // The same weights, multiplied as fast as the CPU can, so that a row's result depends on the number of the step's rows. On CPUs with
 // bfloat16 tiles, many rows are rounded to bfloat16 and multiplied with tiles (quant_tiles.h); with floats of 8 bits all rows are.
 // Attention over a bfloat16 cache rounds as well. On CPUs that have only bfloat16 vectors, many rows are rounded for floats of 8 bits. On
-// CPUs that cannot multiply bytes, many rows are multiplied with weights of 8 bits in fp32.
+// other CPUs it is MixedQuantFormat.
 struct FastQuantFormat {
-#if defined(TRIPTYCH_BF16_TILES)
+#if defined(TRIPTYCH_BF16_DOT)
   static constexpr bool kRounds = true;
 #else
   static constexpr bool kRounds = false;
