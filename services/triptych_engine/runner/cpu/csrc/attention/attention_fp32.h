@@ -2,6 +2,7 @@
 // products of bytes where the CPU has an instruction for these: queries are rounded to 8 bits, too.
 #pragma once
 
+#include "attention/cache_prefetch.h"
 #include "attention/key_values.h"
 #include "linear/quant_instructions.h"
 #include "sums.h"
@@ -35,12 +36,13 @@ inline rf load_part(const q8* from, int i, int p) {
 }
 
 // scores[r][0..16*NB) = q[r] . K for R rows and NB groups of 16 keys. q: [R, D], D a multiple of kPerWord<T>.
-template <class T, int R, int NB>
-[[gnu::noinline]] void scores_kernel(const float* q, int64_t D, const T* const* keys, int key_stride, float* scores) {
+template <class T, int R, int NB, class Prefetch>
+[[gnu::noinline]] void scores_kernel(const float* q, int64_t D, const T* const* keys, int key_stride, float* scores, Prefetch& next) {
   constexpr int P = kPerWord<T>, N = NB * kRegisters;
   Sums<R, N> sums;
   sums.begin(nullptr, 0);
   for (int64_t d = 0; d < D; d += P) {
+    next.step();
 #pragma GCC unroll 16
     for (int p = 0; p < P; p++) {
       rf k[N];
@@ -52,17 +54,17 @@ template <class T, int R, int NB>
   sums.end(scores, kKeyTile);
 }
 
-template <class T, int NB>
-inline void scores_rows(const float* q, int rows, int64_t D, const T* const* keys, int key_stride, float* scores) {
+template <class T, int NB, class Prefetch>
+inline void scores_rows(const float* q, int rows, int64_t D, const T* const* keys, int key_stride, float* scores, Prefetch& next) {
   share_rows<NB >= 2 ? kScoreRows : kScoreRowsOfOne>(rows, [&](auto R, int64_t r) {
-    scores_kernel<T, R, NB>(q + r * D, D, keys, key_stride, scores + r * kKeyTile);
+    scores_kernel<T, R, NB>(q + r * D, D, keys, key_stride, scores + r * kKeyTile, next);
   });
 }
 
 // The same of bytes. q: [R, words + 2], words of four numbers, their scale, and 128 times their sum, see prepare_query.
 #if defined(TRIPTYCH_DOT_BYTES)
-template <int R, int NB>
-inline void byte_scores(const uint32_t* q, int64_t words, const q8* const* keys, int block_size, float* scores) {
+template <int R, int NB, class Prefetch>
+inline void byte_scores(const uint32_t* q, int64_t words, const q8* const* keys, int block_size, float* scores, Prefetch& next) {
   constexpr int N = NB * kRegisters;
   const ri bias = splat_word(0x80808080u);  // the instruction takes unsigned numbers on one side
   ri acc[R][N];
@@ -71,6 +73,7 @@ inline void byte_scores(const uint32_t* q, int64_t words, const q8* const* keys,
 #pragma GCC unroll 16
     for (int n = 0; n < N; n++) acc[r][n] = ri{};
   for (int64_t w = 0; w < words; w++) {
+    next.step();
     ri k[N];
 #pragma GCC unroll 16
     for (int n = 0; n < N; n++) {
@@ -97,10 +100,11 @@ inline void byte_scores(const uint32_t* q, int64_t words, const q8* const* keys,
   }
 }
 
-template <int NB>
-inline void byte_scores_rows(const uint32_t* q, int rows, int64_t words, const q8* const* keys, int block_size, float* scores) {
+template <int NB, class Prefetch>
+inline void byte_scores_rows(const uint32_t* q, int rows, int64_t words, const q8* const* keys, int block_size, float* scores,
+                             Prefetch& next) {
   share_rows<kScoreRows>(rows, [&](auto R, int64_t r) {
-    byte_scores<R, NB>(q + r * (words + 2), words, keys, block_size, scores + r * kKeyTile);
+    byte_scores<R, NB>(q + r * (words + 2), words, keys, block_size, scores + r * kKeyTile, next);
   });
 }
 #endif
@@ -115,14 +119,16 @@ template <class T, int R, int N>
 }
 
 // out[r][0..16*C) += weights[r] . V for R rows and n keys of one block, components c and on.
-template <class T, int R, int C>
-[[gnu::noinline]] void values_kernel(const float* weights, const T* values, int n, int c, int Dv, float* out, int out_stride) {
+template <class T, int R, int C, class Prefetch>
+[[gnu::noinline]] void values_kernel(const float* weights, const T* values, int n, int c, int Dv, float* out, int out_stride,
+                                     Prefetch& next) {
   constexpr int P = kPerWord<T>;
   Sums<R, C * kRegisters> sums;
   sums.begin(out, out_stride);
   values += c * P;
   int j = 0;
   for (; j + P <= n; j += P, weights += P, values += P * (int64_t)Dv) {
+    next.step();
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++) add_value(weights, values, p, sums);
   }
@@ -130,26 +136,25 @@ template <class T, int R, int C>
   sums.end(out, out_stride);
 }
 
-template <class T, int C>
-inline void values_rows(const float* weights, int rows, const T* values, int n, int c, int Dv, float* out, int out_stride) {
+template <class T, int C, class Prefetch>
+inline void values_rows(const float* weights, int rows, const T* values, int n, int c, int Dv, float* out, int out_stride,
+                        Prefetch& next) {
   share_rows<kValueRows>(rows, [&](auto R, int64_t r) {
-    values_kernel<T, R, C>(weights + r * kKeyTile, values, n, c, Dv, out + r * out_stride + c, out_stride);
+    values_kernel<T, R, C>(weights + r * kKeyTile, values, n, c, Dv, out + r * out_stride + c, out_stride, next);
   });
-}
-
-// A head's part of a block is a few kilobytes, too short for hardware prefetchers. The part of the block that begins this many keys
-// later is prefetched: on a Zen 3, a sequence that decodes then takes two thirds of the time.
-constexpr int kAhead = 32;
-template <class T>
-inline void prefetch_block(const T* from, int64_t numbers) {
-  for (int64_t i = 0; i < numbers; i += kCacheLine / (int64_t)sizeof(T)) __builtin_prefetch(from + i);
 }
 
 // Products for paged_attention.h, which describes the functions. T: type of the cache.
 template <class T>
 struct Fp32Products {
-  struct Prefetch {};  // none
-  static Prefetch prefetch(const Args&, const HeadsTile&, const HeadsTile&, int, int) { return {}; }
+  using Prefetch = CachePrefetch<T>;
+  static Prefetch prefetch(const Args& a, const HeadsTile& own, const HeadsTile& next, int group, int groups) {
+    // The rows of a prompt take so long to compute that its keys come in time.
+    if (own.tile.rows > kScoreRows) return Prefetch(a, own, next, group, 0, 1);  // nothing
+    const int64_t score_steps = (groups + kScoreGroups - 1) / kScoreGroups * (key_dim<T>(a) / kPerWord<T>);
+    const int64_t columns = a.v_head_dim / (kValueColumns * kLanes) + a.v_head_dim / kLanes % kValueColumns;
+    return Prefetch(a, own, next, group, groups, own.heads * (score_steps + columns * groups * kLanes / kPerWord<T>));
+  }
 
   static constexpr bool kOfBytes = std::is_same_v<T, q8> && kDotsBytes;
 
@@ -171,7 +176,7 @@ struct Fp32Products {
   static int padded_groups(int groups) { return groups; }
   static void store_weights(float* row, int key, rf weights) { std::memcpy(row + key, &weights, sizeof weights); }
 
-  static void score(const Args& a, const Tile& tile, const Scratch& s, int first, int groups, Prefetch&) {
+  static void score(const Args& a, const Tile& tile, const Scratch& s, int first, int groups, Prefetch& next) {
     const int64_t D = s.query_words;
     const float* q = (const float*)s.q;
     for (int n = 0; n < groups; n += kScoreGroups) {
@@ -180,17 +185,15 @@ struct Fp32Products {
       float* scores = s.scores + n * kLanes;
       const T* keys[NB];
       for (int i = 0; i < NB && n + i < groups; i++) keys[i] = tile.keys<T>(a, key + i * kLanes);
-      const int ahead = key + kAhead;
-      if (ahead < tile.end && ahead % a.block_size == 0) prefetch_block(tile.keys<T>(a, ahead), key_size<T>(a) * a.block_size);
 #if defined(TRIPTYCH_DOT_BYTES)
       if constexpr (kOfBytes) {
         const int64_t words = D - 2;
-        if (n + NB > groups) byte_scores_rows<1>(s.q, tile.rows, words, keys, a.block_size, scores);
-        else byte_scores_rows<NB>(s.q, tile.rows, words, keys, a.block_size, scores);
+        if (n + NB > groups) byte_scores_rows<1>(s.q, tile.rows, words, keys, a.block_size, scores, next);
+        else byte_scores_rows<NB>(s.q, tile.rows, words, keys, a.block_size, scores, next);
       } else
 #endif
       if (n + NB > groups) {
-        scores_rows<T, 1>(q, tile.rows, D, keys, a.block_size, scores);
+        scores_rows<T, 1>(q, tile.rows, D, keys, a.block_size, scores, next);
       } else if (kPerWord<T> > 1 && tile.rows > kScoreRows) {
         static_assert(NB * kLanes <= kPanel);
         float* wide = (float*)s.panel;
@@ -203,9 +206,9 @@ struct Fp32Products {
             for (int p = 0; p < kPerWord<T>; p++) store(wide + (d + p) * kPanel + i * kLanes, parts[p]);
           }
         }
-        scores_rows<float, NB>(q, tile.rows, D, widened, kPanel, scores);
+        scores_rows<float, NB>(q, tile.rows, D, widened, kPanel, scores, next);
       } else {
-        scores_rows<T, NB>(q, tile.rows, D, keys, a.block_size, scores);
+        scores_rows<T, NB>(q, tile.rows, D, keys, a.block_size, scores, next);
       }
       if constexpr (std::is_same_v<T, q8>) {
         for (int i = 0; i < NB && n + i < groups; i++) scale_columns(s, tile.rows, n + i, tile.key_scales(a, key + i * kLanes));
@@ -213,17 +216,15 @@ struct Fp32Products {
     }
   }
 
-  static void add_values(const Args& a, const Tile& tile, const Scratch& s, int first, int groups, Prefetch&) {
+  static void add_values(const Args& a, const Tile& tile, const Scratch& s, int first, int groups, Prefetch& next) {
     const int last = std::min(first + groups * kLanes, tile.end), Dv = a.v_head_dim;
     if constexpr (std::is_same_v<T, q8>) {
       for (int n = 0; n < groups; n++) scale_columns(s, tile.rows, n, tile.value_scales(a, first + n * kLanes));
     }
-    if (values_in_keys(a)) return add_keys(a, tile, s, first, last);
+    if (values_in_keys(a)) return add_keys(a, tile, s, first, last, next);
     for (int key = first, n; key < last; key += n) {
       n = std::min(a.block_size - key % a.block_size, last - key);
       const T* values = tile.values<T>(a, key);
-      const int ahead = key + kAhead;
-      if (ahead < tile.end && ahead % a.block_size == 0) prefetch_block(tile.values<T>(a, ahead), value_size<T>(a) * a.block_size);
       const float* weights = s.scores + (key - first);
       if (kPerWord<T> > 1 && tile.rows > kValueRows) {
         float* wide = (float*)s.panel;
@@ -233,9 +234,9 @@ struct Fp32Products {
             load_values(values, j, c, Dv, parts);
             for (int p = 0; p < kPerWord<T>; p++) store(wide + (j + p) * Dv + c, parts[p]);
           }
-        add_block(s, tile.rows, weights, (const float*)wide, n, Dv);
+        add_block(s, tile.rows, weights, (const float*)wide, n, Dv, next);
       } else {
-        add_block(s, tile.rows, weights, values, n, Dv);
+        add_block(s, tile.rows, weights, values, n, Dv, next);
       }
     }
   }
@@ -251,7 +252,7 @@ struct Fp32Products {
   }
 
   // The same with values that are in the keys.
-  static void add_keys(const Args& a, const Tile& tile, const Scratch& s, int first, int last) {
+  static void add_keys(const Args& a, const Tile& tile, const Scratch& s, int first, int last, Prefetch& next) {
     constexpr int kMost = kValueColumns * kLanes;
     float* wide = (float*)s.panel;  // [keys, components]
     for (int c = 0, some; c < a.v_head_dim; c += some) {
@@ -262,16 +263,16 @@ struct Fp32Products {
       }
       Scratch part = s;
       part.out += c;
-      add_block(part, tile.rows, s.scores, wide, last - first, some);
+      add_block(part, tile.rows, s.scores, wide, last - first, some, next);
     }
   }
 
   template <class Values>
-  static void add_block(const Scratch& s, int rows, const float* weights, const Values* values, int n, int Dv) {
+  static void add_block(const Scratch& s, int rows, const float* weights, const Values* values, int n, int Dv, Prefetch& next) {
     int c = 0;
     constexpr int C = kValueColumns;
-    for (; c + C * kLanes <= Dv; c += C * kLanes) values_rows<Values, C>(weights, rows, values, n, c, Dv, s.out, s.out_stride);
-    for (; c < Dv; c += kLanes) values_rows<Values, 1>(weights, rows, values, n, c, Dv, s.out, s.out_stride);
+    for (; c + C * kLanes <= Dv; c += C * kLanes) values_rows<Values, C>(weights, rows, values, n, c, Dv, s.out, s.out_stride, next);
+    for (; c < Dv; c += kLanes) values_rows<Values, 1>(weights, rows, values, n, c, Dv, s.out, s.out_stride, next);
   }
 };
 
