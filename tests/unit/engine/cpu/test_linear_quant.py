@@ -88,15 +88,16 @@ def reference(x: torch.Tensor, weight: QuantizedRows, bias: torch.Tensor | None)
     with np.errstate(all="ignore"):
         for begin in range(0, x.shape[1], GROUP):
             integers, scales = quantized_inputs(x.numpy()[:, begin : begin + GROUP])
+            scaled = np.zeros_like(out)
             for offset in range(0, GROUP, size):
                 part, some = (begin + offset) // size, slice(begin + offset, begin + offset + size)
                 inputs = integers[:, offset : offset + size]
-                totals = integers[:, offset : offset + size].sum(1, keepdims=True)
-                has_offset = weight.format.minimum == "offset"
-                sums = inputs @ values[:, some].T - (2 ** (weight.format.bits - 1) * totals if has_offset else 0)
-                out = fma(sums.astype(np.float32) * scales[:, None], scale[None, :, part], out)
-                if not has_offset:
-                    out = fma(np.broadcast_to(scales[:, None] * totals.astype(np.float32), out.shape), minimum[None, :, part], out)
+                removed = 2 ** (weight.format.bits - 1) * inputs.sum(1, keepdims=True) if weight.format.minimum == "offset" else 0
+                scaled = fma((inputs @ values[:, some].T - removed).astype(np.float32), scale[None, :, part], scaled)
+            out = fma(scaled, np.broadcast_to(scales[:, None], out.shape), out)
+            if weight.format.minimum != "offset":  # these have one part
+                sums = scales * integers.sum(1).astype(np.float32)
+                out = fma(np.broadcast_to(sums[:, None], out.shape), minimum[None, :, begin // size], out)
         return torch.from_numpy(out if bias is None else out + bias.numpy())
 
 

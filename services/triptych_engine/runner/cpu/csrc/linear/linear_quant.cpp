@@ -55,13 +55,19 @@ template <class Format, int R>
                                       Format::kParts > 1 ? &scales_at<Format>(header, group, 1, own[Format::kParts - 1]) : nullptr};
   const uint32_t* inputs = x + g * PreparedRow::kGroupWords;
   const uint32_t* pairs = x + num_quant_groups(in) * PreparedRow::kGroupWords + g * PreparedRow::kPairsWords;
+  rf first_part[R][kRegisters];
   GroupProducts<Format, R>(inputs, pairs, x_words, group).compute([&](auto part, auto r, const ri (&products)[kRegisters]) TRIPTYCH_INLINE {
     const PreparedGroup& input = *(const PreparedGroup*)(inputs + r * x_words);
-    const rf scale = splat<rf>(input.scale), sum = splat<rf>(input.sum);
     each_register([&](auto i) TRIPTYCH_INLINE {
-      rf& to = sums.of[r][i];
-      to = fma(to_floats((rs)products[i]) * scale, weights[part]->scale[i], to);
-      if constexpr (Format::kMinimum != Minimum::kOffset) to = fma(sum, weights[part]->minimum[i], to);
+      const rf number = to_floats((rs)products[i]), scale = weights[part]->scale[i];
+      const rf scaled = part == 0 ? number * scale : fma(number, scale, first_part[r][i]);
+      if constexpr (part + 1 < Format::kParts) {
+        first_part[r][i] = scaled;
+      } else {
+        rf& to = sums.of[r][i];
+        to = fma(scaled, splat<rf>(input.scale), to);
+        if constexpr (Format::kMinimum != Minimum::kOffset) to = fma(splat<rf>(input.sum), weights[part]->minimum[i], to);
+      }
     });
   });
 }
