@@ -75,7 +75,6 @@ struct GroupProducts {
   // Quads whose products a sum of 16 bits holds, if !kDotsBytes: products of two are at most 2 * 127 times the largest value.
   static constexpr int kHeld = Format::kBits == 4 && !Format::kHasTable ? 8 : 4;
 
-  static constexpr int kStart = kDotsBytes ? 0 : kHeld - 2;  // the first quad whose products are added to a sum
 
   const uint32_t *x, *pairs;  // the group in the first prepared row, and its pairs
   int64_t x_words;            // apart from row to row
@@ -118,7 +117,10 @@ struct GroupProducts {
   [[gnu::always_inline]] inline void row(const ri (&first)[kRegisters], const ri (&second)[kRegisters], const Finish& finish) {
     constexpr int part = k / kPartQuads;
     const uint32_t* at = x + r * x_words + k;
-    if constexpr (k == kStart) start(r);
+    if constexpr (k % kPartQuads == 0) {
+      const ri offset = offset_of(*(const PreparedGroup*)(x + r * x_words), part);
+      each_register([&](auto i) TRIPTYCH_INLINE { sum[part][r][i] = offset; });
+    }
 #if defined(TRIPTYCH_DOT_BYTES)
     const ri low = splat_word(at[0]), high = splat_word(at[1]);
     each_register([&](auto i) TRIPTYCH_INLINE {
@@ -135,16 +137,20 @@ struct GroupProducts {
       });
     }
 #endif
-    if constexpr ((k + 2) % kPartQuads == 0) finish(std::integral_constant<int, part>(), std::integral_constant<int, r>(), sum[part][r]);
+    if constexpr (k + 2 == kGroupQuads) {
+      add_largest(r);
+      finish(std::integral_constant<int, 0>(), std::integral_constant<int, r>(), sum[0][r]);
+      if constexpr (kParts > 1) finish(std::integral_constant<int, 1>(), std::integral_constant<int, r>(), sum[kParts - 1][r]);
+    }
   }
 
-  // The products with the largest input of the group, and the offset.
-  [[gnu::always_inline]] inline void start(int r) {
+  // The products with the largest input of the group. They come last: memory is read fastest in order, and this reads any of the words.
+  [[gnu::always_inline]] inline void add_largest(int r) {
     const PreparedGroup& input = *(const PreparedGroup*)(x + r * x_words);
     each_register([&](auto i) TRIPTYCH_INLINE {
       const ri value = value_of_largest<Format>(words + i * kRegisterLanes, input);
-      sum[0][r][i] = add_product(offset_of(input, 0), value, splat_word(uint32_t(kParts == 1 ? input.largest : input.largest_of[0])));
-      if constexpr (kParts > 1) sum[1][r][i] = add_product(offset_of(input, 1), value, splat_word(uint32_t(input.largest_of[1])));
+      sum[0][r][i] = add_product(sum[0][r][i], value, splat_word(uint32_t(kParts == 1 ? input.largest : input.largest_of[0])));
+      if constexpr (kParts > 1) sum[1][r][i] = add_product(sum[1][r][i], value, splat_word(uint32_t(input.largest_of[1])));
     });
   }
   [[gnu::always_inline]] static inline ri offset_of(const PreparedGroup& input, int part) {
