@@ -16,7 +16,7 @@ from support.builders.hybrid_families import HYBRIDS
 from support.builders.quantized_checkpoints import CASES, save_quantised
 from support.builders.text_families import COMMON, FAMILIES, HEAD_16, PROMPTS
 from support.drivers.ranks import Ranks, compute
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 from triptych.errors import UnsupportedModelError
 from triptych_engine.runner.config import RunnerConfig
 
@@ -128,12 +128,12 @@ def test_weights_can_be_quantised_as_they_are_loaded(
     assert _difference(first.logits, exact) < 1.2 * _difference(alone.logits, exact)
 
 
-def _saved_gguf(folder: Path, architecture: str, kind: str) -> None:
-    save_gguf_model(folder, architecture, [kind])
+def _saved_gguf(folder: Path, architecture: str, kind: str) -> PreTrainedModel:
+    return save_gguf_model(folder, architecture, [kind])
 
 
-#: Checkpoints with quantised weights -> what writes one.
-QUANTISED: dict[str, Callable[[Path], object]] = {
+#: Checkpoints with quantised weights -> what writes one, and returns the model with these weights.
+QUANTISED: dict[str, Callable[[Path], PreTrainedModel]] = {
     **{name: partial(save_quantised, case=case) for name, case in CASES.items()},
     **{
         f"gguf-{architecture}-{kind}": partial(_saved_gguf, architecture=architecture, kind=kind)
@@ -147,12 +147,14 @@ QUANTISED: dict[str, Callable[[Path], object]] = {
     [name if name in ("gptq", "gguf-qwen2-Q8_0") else pytest.param(name, marks=pytest.mark.long) for name in QUANTISED],
 )
 def test_quantised_weights_are_divided_in_blocks(ranks: dict[tuple[int, bool], Ranks], checkpoint: str, tmp_path: Path) -> None:
-    QUANTISED[checkpoint](tmp_path)
+    """Sums in another order change to which number an input is rounded, which costs a part of what all of the rounding does."""
+    model = QUANTISED[checkpoint](tmp_path)
     config = RunnerConfig(tmp_path, "test", 256, 4, 2048, 16, 1 << 24)
     prompt = [token % 90 for token in PROMPTS[0]]
+    exact = model(torch.tensor([prompt])).logits[0]
     alone, (first, second) = compute(config, prompt), of_size(ranks, 2).compute(config, prompt)
     assert torch.equal(first.logits, second.logits)
-    assert _difference(first.logits, alone.logits) < 5e-3, "tiny differences change to which number an input is rounded"
+    assert _difference(first.logits, alone.logits) < 0.5 * _difference(alone.logits, exact)
 
 
 def _difference(logits: torch.Tensor, expected: torch.Tensor) -> float:

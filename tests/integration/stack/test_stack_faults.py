@@ -121,8 +121,13 @@ def test_a_service_killed_under_a_stream(stack: Stack, victim: str) -> None:
         events = (line for line in response.iter_lines() if line)
         for _ in range(3):
             assert "error" not in json.loads(next(events).removeprefix("data: "))
-        before[victim].kill()
-        *_, last, done = events
+        # While this process stands still, nothing is started again: an engine that is back within seconds would go on with the stream.
+        serving.process.send_signal(signal.SIGSTOP)
+        try:
+            before[victim].kill()
+            *_, last, done = events
+        finally:
+            serving.process.send_signal(signal.SIGCONT)
     assert done == "data: [DONE]"
     assert error_event(last)["type"] == "service_unavailable_error"
     assert error_event(last)["message"]
