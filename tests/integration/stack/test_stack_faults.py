@@ -121,7 +121,7 @@ def test_a_service_killed_under_a_stream(stack: Stack, victim: str) -> None:
         events = (line for line in response.iter_lines() if line)
         for _ in range(3):
             assert "error" not in json.loads(next(events).removeprefix("data: "))
-        # While this process stands still, nothing is started again: an engine that is back within seconds would go on with the stream.
+        # Nothing is started again while this process stands still: an engine that is soon back would go on with the stream.
         serving.process.send_signal(signal.SIGSTOP)
         try:
             before[victim].kill()
