@@ -27,7 +27,7 @@ Emulating = Callable[[str], CpuKernels]
 TOLERANCE = 0.013
 #: Rounding of a block's minimum, in steps from one value to the next.
 STEPS = 2**-8
-FEWEST_ROWS, FEWEST_ROWS_OF_VECTORS = 8, 12  # kTileRows and kFloatPairRows in linear_quant.cpp
+FEWEST_ROWS, FEWEST_ROWS_OF_VECTORS = 10, 12  # kTileRows and kFloatPairRows in linear_quant.cpp
 formats = pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 
 

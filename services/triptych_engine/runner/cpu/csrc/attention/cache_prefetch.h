@@ -23,7 +23,7 @@ class CachePrefetch {
     num_pieces_ = ((group + groups) * total / all - first_) * own.heads;
     constexpr int kStreams = Prefetch::kStreams;
     const int64_t lines = num_pieces_ * (key_lines_ + value_lines_) / kStreams;
-    lines_per_step_ = (lines + steps - 1) / steps;
+    lines_per_step_ = (lines + steps - 1) / std::max<int64_t>(steps, 1);
     lines_left_ = lines;
     for (int j = 0; j < kStreams; j++) {
       streams_[j].piece = kinds * num_pieces_ * j / kStreams;

@@ -105,24 +105,27 @@ struct TileSums {
       }
     }
   }
-  // pairs: a multiple of 16.
+  // pairs: a multiple of 16. Each tile is loaded while the products before its own are computed.
   template <class Next>
   void add(const uint32_t* x, int64_t x_stride, int64_t pairs, const Columns& columns, Next& next) {
-    for (int64_t d = 0; d < pairs; d += kTile) {
-      next.step();
-      TRIPTYCH_TILE_LOAD(6, columns.low + d * columns.stride, columns.stride * 4);
-      TRIPTYCH_TILE_LOAD(4, x + d, x_stride * 4);
-      TRIPTYCH_TILE_DOT(0, 4, 6);
+    TRIPTYCH_TILE_LOAD(4, x, x_stride * 4);
+    TRIPTYCH_TILE_LOAD(6, columns.low, columns.stride * 4);
+    for (int64_t d = 0;; d += kTile) {
+      const bool is_last = d + kTile >= pairs;
+      const uint32_t *then = x + d + kTile, *low = columns.low + (d + kTile) * columns.stride;
       next.step();
       TRIPTYCH_TILE_LOAD(7, columns.high + d * columns.stride, columns.stride * 4);
+      TRIPTYCH_TILE_DOT(0, 4, 6);
+      next.step();
+      if (kTwo) TRIPTYCH_TILE_LOAD(5, x + kTile * x_stride + d, x_stride * 4);
       TRIPTYCH_TILE_DOT(1, 4, 7);
       next.step();
-      if (kTwo) {
-        TRIPTYCH_TILE_LOAD(5, x + kTile * x_stride + d, x_stride * 4);
-        TRIPTYCH_TILE_DOT(2, 5, 6);
-        TRIPTYCH_TILE_DOT(3, 5, 7);
-      }
+      if (!is_last) TRIPTYCH_TILE_LOAD(4, then, x_stride * 4);
+      if (kTwo) TRIPTYCH_TILE_DOT(2, 5, 6);
+      if (!is_last) TRIPTYCH_TILE_LOAD(6, low, columns.stride * 4);
       next.step();
+      if (kTwo) TRIPTYCH_TILE_DOT(3, 5, 7);
+      if (is_last) break;
     }
   }
   void end(float* out, int64_t stride) const {

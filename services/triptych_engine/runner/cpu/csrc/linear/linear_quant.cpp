@@ -1,9 +1,10 @@
-// Linear layers with quantised weights. Inputs are quantised to 8 bits dynamically (quant_inputs.h). So few rows take as long as reading
+// Linear layers with quantised weights. Inputs are quantised dynamically (quant_inputs.h). So few rows take as long as reading
 // the weights, which are a half to a quarter of bfloat16's bytes, and many rows use integer instructions, where FastQuantFormat does not
 // know a faster way.
 //
-// All formats but one have unsigned weights: value * scale + minimum. The minimums' part of a result is minimum times the sum of a
-// group's inputs, which is known when the inputs are quantised. Floats of 8 bits are multiplied with the inputs as they are.
+// All formats but one have unsigned weights: value * scale + minimum. The part of a stored minimum in a result is minimum times the sum of
+// a group's inputs, which is known when the inputs are quantised; an offset is subtracted from the values. Floats of 8 bits are multiplied
+// with the inputs as they are.
 //
 // This file is compiled without contraction of products and sums, except for explicit `fma`. Integers are exact. So all instruction
 // sets give the same bits with MixedQuantFormat.
@@ -31,8 +32,8 @@ constexpr int64_t kQuantRowBlock = kExactRows;
 inline int64_t tile_row_block(int64_t in_features) {
   return std::clamp<int64_t>((uses_tiles() ? 1 << 19 : 1 << 21) / in_features / 64 * 64, 64, 512);
 }
-// Smallest number of rows that are multiplied with tiles.
-constexpr int64_t kTileRows = 8;
+// Smallest number of rows that are multiplied with tiles: with so few, widening takes longer than vectors do with 8 rows, and as long as with 11.
+constexpr int64_t kTileRows = 10;
 // The same of floats of 8 bits on CPUs without tiles. With tiles it is always: widening takes longest, also of one row.
 constexpr int64_t kFloatPairRows = 12;
 #endif

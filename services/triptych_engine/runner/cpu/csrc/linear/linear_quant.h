@@ -19,8 +19,8 @@ struct MixedQuantFormat : NoGates {
 
 // The same weights, multiplied as fast as the CPU can, so that a row's result depends on the number of the step's rows. On CPUs with
 // bfloat16 tiles, many rows are rounded to bfloat16 and multiplied with tiles (quant_tiles.h); with floats of 8 bits all rows are.
-// Attention over a bfloat16 cache rounds as well. On CPUs that have only bfloat16 vectors, many rows are rounded for floats of 8 bits. On
-// other CPUs it is MixedQuantFormat.
+// On CPUs that have only bfloat16 vectors, many rows are rounded for floats of 8 bits. On both, attention over a bfloat16 cache rounds
+// as well. On other CPUs it is MixedQuantFormat.
 struct FastQuantFormat {
 #if defined(TRIPTYCH_BF16_DOT)
   static constexpr bool kRounds = true;

@@ -1,4 +1,4 @@
-// Sums of products of a group's quantised weights, of 16 outputs, with inputs of 8 bits: exact on every instruction set.
+// Sums of products of a group's quantised weights, of 16 outputs, with quantised inputs: exact on every instruction set.
 #pragma once
 
 #include <type_traits>
@@ -74,7 +74,7 @@ struct GroupProducts {
   static constexpr bool kHasOffset = Format::kMinimum == Minimum::kOffset;
   // Quads whose products a sum of 16 bits holds, if !kDotsBytes: products of two are at most 2 * 127 times the largest value.
   static constexpr int kHeld = Format::kBits == 4 && !Format::kHasTable ? 8 : 4;
-
+  static_assert(kHeld <= kPartQuads || Format::kBits > 5, "both parts would be in one sum");
 
   const uint32_t *x, *pairs;  // the group in the first prepared row, and its pairs
   int64_t x_words;            // apart from row to row

@@ -20,7 +20,7 @@ struct PreparedGroup {  // a cache line
   int32_t largest, largest_of[2];  // its value; the same if it is in this half, else 0
 };
 
-// All values, for weights of 8 bits if !kDotsBytes: first and third of each quad, then second and fourth.
+// All values, for weights of more than 5 bits if !kDotsBytes: first and third of each quad, then second and fourth.
 struct PreparedPairs {
   int16_t values[kQuantGroup];
 };
@@ -38,7 +38,7 @@ struct PreparedRow {
 namespace {
 
 constexpr float kMost = 127, kMostOfLargest = 32767;  // the ranges are symmetric
-constexpr float kTiniest = 1e-30;  // groups without a larger value count as zero: for smaller x, 127 / x may not be finite
+constexpr float kTiniest = 1e-30;  // groups without a larger value count as zero: for smaller x, 32767 / x may not be finite
 constexpr uint32_t kInfinity = 0x7f800000, kMagnitude = 0x7fffffff;  // bits of floats; magnitudes have the same order as their bits
 constexpr uint32_t kPlaceBits = kQuantGroup - 1;  // of a magnitude's bits, in which an input's place tells equal ones apart
 
@@ -134,6 +134,7 @@ inline int32_t round(float x) {
 }
 
 // Quantises a group. This is the definition; instruction sets above do the same in fewer steps.
+static_assert(kDotsBytes, "it writes no pairs");
 inline void quantise_group(const float* x, PreparedGroup& group, PreparedPairs* pairs) {
   uint32_t largest = 0, second = 0;
   for (uint32_t i = 0; i < kQuantGroup; i++) {

@@ -128,8 +128,8 @@ inline ri dot_bytes(ri sum, ri w, ri x) {
 #define TRIPTYCH_DOT_BYTES(sum, w, x) dot_bytes(sum, w, x)
 #endif
 
-// Without it, products are added to 16 bits, which hold such sums of four quads of weights of up to 5 bits, or of eight with 4 bits.
-// Other weights are multiplied as 16 bits.
+// Without it, products are added to 16 bits, which hold such sums of four quads of weights of up to 5 bits, or of eight with values below
+// 16. Other weights are multiplied as 16 bits.
 #if defined(TRIPTYCH_DOT_BYTES)
 constexpr bool kDotsBytes = true;
 #else

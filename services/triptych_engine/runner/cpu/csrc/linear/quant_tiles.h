@@ -22,6 +22,10 @@ struct PanelPair {
 
   PanelPair(const QuantPanel* all, int64_t num_all, int64_t pair)
       : panels(all + 2 * pair), num_panels(int(std::min<int64_t>(2, num_all - 2 * pair))) {}
+  // Whether a row of the result has all of the outputs, one after the other.
+  bool is_whole() const {
+    return num_panels == 2 && panels[0].columns + panels[1].columns == kPanel && panels[1].first == panels[0].first + kQuantPanel;
+  }
   // Each panel has a place of its own in the result: the last one of a part of a product may be padded.
   void store_row(const float* row, float* out) const {
     for (int i = 0; i < num_panels; i++) std::memcpy(out + panels[i].first, row + i * kQuantPanel, panels[i].columns * sizeof(float));
@@ -93,7 +97,8 @@ class TilesOf {
   static int64_t padded_rows(int64_t rows) { return (rows + 2 * kTile - 1) / (2 * kTile) * 2 * kTile; }
 
   // sums: [padded_rows, kPanel], the outputs of pair i. Meanwhile, the beginning of pair `next` is widened; -1 is none.
-  void multiply(int64_t i, int64_t next, float* sums) {
+  // out: where the outputs of the first `num_direct` rows go instead; rows of a whole pass do if the first one does.
+  void multiply(int64_t i, int64_t next, float* sums, float* out = nullptr, int64_t out_stride = 0, int64_t num_direct = 0) {
     if (widened_ != i) widening(i, 0, current_, 1).finish();
     alignas(64) float bias[kPanel] = {};
     if (w_.bias) std::memcpy(bias, w_.bias + 2 * i * kQuantPanel, pair(i).num_panels * kQuantPanel * sizeof(float));
@@ -109,7 +114,8 @@ class TilesOf {
         else __asm__ volatile("" ::: "memory");  // as in begin_tiles
         tiles.add(x_ + row * x_stride_ + first * kQuantGroup / 2, x_stride_, pairs,
                   Columns{words_[current_], words_[current_] + kLanes, kPanel}, then);
-        if (is_last || !keeps_sums_) tiles.end(sums + row * kPanel, kPanel);
+        if (is_last && row < num_direct) tiles.end(out + row * out_stride, out_stride);
+        else if (is_last || !keeps_sums_) tiles.end(sums + row * kPanel, kPanel);
       });
       then.finish();
     }
@@ -128,7 +134,8 @@ class TilesOf {
   const PackedWeight& w_;
   int64_t widened_ = -1;  // the pair whose beginning is in words_[current_]
   int current_ = 0;
-  alignas(64) uint32_t words_[2][kLongChunk * kQuantGroup / 2 * kPanel];
+  // Half a page more than needed: a core takes a load for one of what it has just stored at the same place in another page.
+  alignas(64) uint32_t words_[2][kLongChunk * kQuantGroup / 2 * kPanel + 512];
 };
 
 // A thread's memory for sums. It lives as long as the thread.
@@ -142,10 +149,12 @@ inline float* memory_for_sums(int64_t size) {
 inline void tiles_shared(const uint32_t* x, int64_t x_stride, const PackedWeight& w, float* out, int64_t rows) {
   TilesOf tiles(x, x_stride, rows, w);
   float* sums = memory_for_sums(TilesOf::padded_rows(rows) * kPanel);
+  const int64_t whole_passes = uses_tiles() ? rows / (2 * kTile) * 2 * kTile : rows;
   share_items(tiles.num_pairs_of_panels(), [&](int64_t i, int64_t next) {
-    tiles.multiply(i, next == i ? -1 : next, sums);
     const PanelPair pair = tiles.pair(i);
-    for (int64_t r = 0; r < rows; r++) pair.store_row(sums + r * kPanel, out + r * w.out_features);
+    const int64_t num_direct = pair.is_whole() ? whole_passes : 0;
+    tiles.multiply(i, next == i ? -1 : next, sums, out + pair.panels[0].first, w.out_features, num_direct);
+    for (int64_t r = num_direct; r < rows; r++) pair.store_row(sums + r * kPanel, out + r * w.out_features);
   });
 }
 
