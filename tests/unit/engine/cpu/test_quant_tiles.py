@@ -109,7 +109,7 @@ def test_weights_that_are_cut_are_no_smaller_on_average(form: QuantFormat, kerne
     assert abs(float(total / exact.abs().sum()) - 1) < 5e-4
 
 
-@pytest.mark.parametrize("rows", [8, 16, 33, 70])
+@pytest.mark.parametrize("rows", [FEWEST_ROWS, 16, 33, 70])
 def test_a_product_of_parts_in_different_formats(rows: int, kernels_with_tiles: CpuKernels):
     """Parts end within a panel, and have odd and even numbers of panels."""
     kernels, x = kernels_with_tiles, torch.randn(rows, 320)
