@@ -270,13 +270,13 @@ void triptych_linear_quant_exact(const float* x, int64_t x_stride, const void* p
 }
 
 // out = x weight^T + bias. x: [rows, in], rows x_stride apart; panels: a table of them; out: [rows, out], dense; bias: [panels * panel]
-// or null; workspace: [rows, row_words] words. A row with a value that is not finite has NaN in all outputs.
+// or null; workspace: [rows, row_words] words. A row with a value that is not finite has no finite output.
 void triptych_linear_quant(const float* x, int64_t x_stride, const void* panels, int64_t num_panels, const float* bias, float* out,
                            uint32_t* workspace, int64_t rows, int64_t out_features, int64_t in_features) {
   linear<MixedQuantFormat>(x, x_stride, {(const uint32_t*)panels, bias, in_features, out_features, num_panels}, out, workspace, rows);
 }
 
-// The same as FastQuantFormat computes it. A row with a value that is not finite has no finite output.
+// The same as FastQuantFormat computes it.
 void triptych_linear_quant_fast(const float* x, int64_t x_stride, const void* panels, int64_t num_panels, const float* bias, float* out,
                                 uint32_t* workspace, int64_t rows, int64_t out_features, int64_t in_features) {
   linear<FastQuantFormat>(x, x_stride, {(const uint32_t*)panels, bias, in_features, out_features, num_panels}, out, workspace, rows);
