@@ -10,6 +10,14 @@ namespace triptych {
 constexpr int64_t kCacheLine = 64;  // bytes
 constexpr int kPairsPerStep = 4;    // pairs of inputs (linear_panel.h) that a product computes between two steps of a prefetch
 
+// Whether a core reads one stream at its full rate only if it is asked for lines far ahead: so products of one row with quantised weights
+// take 0.67 to 0.85 of the time on an Emerald Rapids. A Zen reads far ahead by itself.
+#if defined(__x86_64__)
+inline const bool kAsksAhead = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
+#else
+constexpr bool kAsksAhead = false;
+#endif
+
 // Cache lines that are prefetched in steps, spread evenly over a computation: a core can wait for about 16 lines at a time, and a
 // burst of more would stall it.
 class Prefetch {
@@ -29,6 +37,19 @@ class Prefetch {
       : line_((const char*)memory), lines_left_((bytes + kStreams * kCacheLine - 1) / (kStreams * kCacheLine)),
         lines_per_step_((lines_left_ + steps - 1) / std::max<int64_t>(steps, 1)), stream_bytes_(lines_left_ * kCacheLine) {}
 
+  // For a computation that reads each byte once, in order: it prefetches what it reads a moment later.
+  static Prefetch ahead() {
+    Prefetch prefetch;
+    prefetch.asks_ahead_ = kAsksAhead;
+    return prefetch;
+  }
+  // The computation reads these bytes now.
+  void reads(const void* from, int64_t bytes) const {
+    constexpr int64_t kAhead = 4096;
+    if (!asks_ahead_) return;
+    for (int64_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch((const char*)from + kAhead + at, 0, 2);
+  }
+
   void step() {
     for (int64_t i = std::min(lines_per_step_, lines_left_); i > 0; i--, lines_left_--, line_ += kCacheLine) {
 #pragma GCC unroll 4
@@ -37,6 +58,7 @@ class Prefetch {
   }
 
  private:
+  bool asks_ahead_ = false;
   const char* line_ = nullptr;  // of the first stream
   int64_t lines_left_ = 0, lines_per_step_ = 0, stream_bytes_ = 0;  // of each stream
 };

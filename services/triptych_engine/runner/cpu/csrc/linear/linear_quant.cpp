@@ -86,8 +86,10 @@ template <class Format, int R>
     read_header<Format>(block, header);
     const int64_t end = std::min(begin + Format::kGroups, groups);
     for (int64_t g = begin; g < end; g++) {
-      if (R >= kQuantRows / 2) next.step();
-      add_group<Format, R>(x, x_words, in, g, block + Format::kHeaderWords + (g - begin) * Format::kGroupWords, header, sums);
+      const uint32_t* group = block + Format::kHeaderWords + (g - begin) * Format::kGroupWords;
+      if (R >= kFewRows) next.step();
+      else next.reads(group, Format::kGroupWords * 4);
+      add_group<Format, R>(x, x_words, in, g, group, header, sums);
     }
   }
   if (bias) sums.add(bias);
@@ -160,10 +162,10 @@ void panels_shared(const float* x, int64_t x_stride, const uint32_t* prepared, c
       }
     });
   };
-  if (rows < kFewRows) {  // four adjacent panels at a time: reading is fastest in long runs
-    Prefetch none;
-#pragma omp for schedule(dynamic, 4) nowait
-    for (int64_t p = 0; p < w.num_quant_panels; p++) multiply(p, none, 0, rows);
+  if (rows < kFewRows) {  // at least four adjacent panels at a time: reading is fastest in long runs
+    Prefetch ahead = Prefetch::ahead();
+#pragma omp for schedule(guided, 4) nowait
+    for (int64_t p = 0; p < w.num_quant_panels; p++) multiply(p, ahead, 0, rows);
     return;
   }
   share_panels(w.num_quant_panels, rows, kQuantRowBlock, [&](int64_t p, int64_t next, int64_t row, int64_t num_rows) {
