@@ -105,7 +105,7 @@ struct TileSums {
       }
     }
   }
-  // pairs: a multiple of 16. Each tile is loaded while the products before its own are computed.
+  // pairs: a multiple of 16, not 0. Each tile is loaded while the products before its own are computed.
   template <class Next>
   void add(const uint32_t* x, int64_t x_stride, int64_t pairs, const Columns& columns, Next& next) {
     TRIPTYCH_TILE_LOAD(4, x, x_stride * 4);

@@ -133,8 +133,9 @@ inline int32_t round(float x) {
   return bits - 0x4b400000;
 }
 
+static_assert(kDotsBytes, "the function below writes no pairs");
+
 // Quantises a group. This is the definition; instruction sets above do the same in fewer steps.
-static_assert(kDotsBytes, "it writes no pairs");
 inline void quantise_group(const float* x, PreparedGroup& group, PreparedPairs* pairs) {
   uint32_t largest = 0, second = 0;
   for (uint32_t i = 0; i < kQuantGroup; i++) {
