@@ -79,7 +79,9 @@ class EngineService:
             *([vllm_rpc().DESCRIPTOR] if settings.vllm_grpc else []),
         ]
         self._server = ServiceServer("engine", settings, descriptors, self._register, self, self._metrics, tls=self._tls)
-        self._outbox = Outbox(self._loop, lambda load: self._servicer.on_load(load), self._server.tracer)
+        self._outbox = Outbox(
+            self._loop, lambda load: self._servicer.on_load(load), self._server.tracer, settings.stream_interval_ms / 1000
+        )
         self._servicer = EngineServicer(self._outbox, lambda: self._server.identity.describe(self._state), self._server.tracer)
         #: None if nobody can ask for events: then the block pool records none.
         self._kv_events = KVEventBatches(self._loop) if settings.kv_events or settings.vllm_grpc else None

@@ -142,6 +142,15 @@ class EngineSettings(GrpcServiceSettings):
             "pause may take up to five times as long. With 0, only the token budget cuts prompts, for the highest throughput.",
         ),
     ] = 70.0
+    stream_interval_ms: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1000,
+            description="Least time between two messages to a stream, in milliseconds: the tokens of shorter steps share one. First "
+            "tokens and ends do not wait. With 0, each step sends its tokens.",
+        ),
+    ] = 16.0
     max_waiting: Annotated[int, Field(ge=0, description="Requests that may wait; further ones are refused.")] = 2048
     cuda_graphs: Annotated[bool, Field(description="Record decode steps once and replay them; on a GPU.")] = True
     async_scheduling: Annotated[

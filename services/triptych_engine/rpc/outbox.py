@@ -1,9 +1,15 @@
-"""Passes outputs from the step loop's thread to the streams on the event loop. An output goes to the stream of its request."""
+"""Passes outputs from the step loop's thread to the streams on the event loop. An output goes to the stream of its request.
+
+Each message costs engine, frontend and gateway about a millisecond of a core, whatever is in it, and on a CPU the model wants all
+cores. So the outputs of steps that are shorter than the stream interval share messages. First tokens and ends do not wait.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -13,12 +19,12 @@ from triptych_common.telemetry.tracing import OFF, Tracer
 
 from triptych_engine.load import Load
 from triptych_engine.rpc.sequence_trace import end_sequence
-from triptych_engine.scheduling.output import SequenceOutput
+from triptych_engine.scheduling.output import SequenceOutput, joined
 from triptych_engine.scheduling.statistics import RequestStatistics
 
 log = logging.getLogger(__name__)
 
-#: What a stream gets from one step: step number, the outputs of the stream's requests, load.
+#: What a stream gets at once, from one step or several: number of the last step, the outputs of the stream's requests, load.
 StepOutputs = tuple[int, list["Addressed"], Load]
 
 
@@ -126,11 +132,22 @@ class Mailbox:
 
 
 class Outbox:
-    """Routes outputs by request id. All methods except `publish` are called on the event loop."""
+    """Routes outputs by request id. All methods except `publish` are called on the event loop.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_load: Callable[[Load], None], tracer: Tracer = OFF) -> None:
+    Args:
+        stream_interval_s: outputs wait until the last ones were delivered this long ago, and for the end of a step then, but at most
+            for another interval.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_load: Callable[[Load], None], tracer: Tracer = OFF, stream_interval_s: float = 0.0
+    ) -> None:
         self._loop = loop
         self._tracer = tracer
+        self._stream_interval_s = stream_interval_s
+        self._held: deque[tuple[int, Sequence[SequenceOutput], Load]] = deque()  # both threads change it
+        self._delivered_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._on_load = on_load
         self.statistics = RequestStatistics()
         self._routes: dict[str, Route] = {}  # by the engine's id of a sequence
@@ -144,8 +161,12 @@ class Outbox:
 
     def publish(self, step: int, outputs: Sequence[SequenceOutput], load: Load) -> None:
         """Pass a step's outputs to the event loop; called on the step loop's thread. Drops them after the event loop is closed."""
+        self._held.append((step, outputs, load))
+        if outputs and time.monotonic() < self._delivered_s + self._stream_interval_s:
+            if all(output.finish_reason is None and not output.is_first for output in outputs):
+                return  # the timer is set
         try:
-            self._loop.call_soon_threadsafe(self._deliver, step, outputs, load)
+            self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
@@ -177,7 +198,23 @@ class Outbox:
         """Return once no request is live."""
         await self._idle.wait()
 
-    def _deliver(self, step: int, outputs: Sequence[SequenceOutput], load: Load) -> None:
+    def _deliver(self) -> None:
+        held = [self._held.popleft() for _ in range(len(self._held))]
+        if not held:
+            return  # another call has delivered them
+        if self._stream_interval_s:
+            self._set_timer()
+        step, outputs, load = held[-1]
+        self._route(step, outputs if len(held) == 1 else joined(of_step for _, of_step, _ in held), load)
+
+    def _set_timer(self) -> None:
+        """Deliver what will be held until then, if a step takes so long that nobody else does."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(2 * self._stream_interval_s, self._deliver)
+        self._delivered_s = time.monotonic()
+
+    def _route(self, step: int, outputs: Sequence[SequenceOutput], load: Load) -> None:
         by_mailbox: dict[Mailbox, list[Addressed]] = {}
         for output in outputs:
             route = self._routes.get(output.request_id)

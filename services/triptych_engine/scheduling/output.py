@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -174,6 +175,8 @@ class SequenceOutput:
 
     request_id: str
     token_ids: list[int] = field(default_factory=list)
+    #: Its tokens are the first ones that this engine has made for the sequence.
+    is_first: bool = False
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     #: On the last output of a request that generates nothing, unless it failed.
@@ -186,6 +189,21 @@ class SequenceOutput:
     #: On the last output of a sequence with media.
     media: MediaUsage | None = None
     error: Exception | None = None
+
+
+def joined(steps: Iterable[Sequence[SequenceOutput]]) -> list[SequenceOutput]:
+    """The outputs of steps, in their order, as one for each sequence. Those of sequences with several are changed."""
+    of_sequence: dict[str, SequenceOutput] = {}
+    for outputs in steps:
+        for output in outputs:
+            if (before := of_sequence.get(output.request_id)) is not None:
+                output.token_ids = before.token_ids + output.token_ids
+                output.logprobs = before.logprobs + output.logprobs
+                output.prompt_logprobs = before.prompt_logprobs + output.prompt_logprobs
+                output.usage = output.usage or before.usage
+                output.is_first = before.is_first
+            of_sequence[output.request_id] = output
+    return list(of_sequence.values())
 
 
 def last_output(request: Request, error: TriptychError | None = None) -> SequenceOutput:

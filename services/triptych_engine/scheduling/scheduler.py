@@ -306,7 +306,8 @@ class Scheduler:
             self.statistics.drafted(num_drafts, num_accepted)
         num_before = len(request.token_ids)
         reason: FinishReason | None = FinishReason.LENGTH
-        if request.first_token_time is None:
+        is_first = request.first_token_time is None
+        if is_first:
             request.first_token_time = now
             if request.sampling.max_tokens and not request.carried_token_ids:
                 self.statistics.first_token.observe(now - request.arrival_time)
@@ -325,7 +326,7 @@ class Scheduler:
         self.num_generated_tokens += num_new_tokens
         self._uncharged[request.tenant] += num_new_tokens
         output = SequenceOutput(request_id) if reason is None else self._finish(request, reason)
-        output.token_ids = request.token_ids[num_before:]
+        output.token_ids, output.is_first = request.token_ids[num_before:], is_first
         if self.kv_cache.offers_prompts and num_before == request.num_prompt_tokens:
             output.usage = (request.num_prompt_tokens, request.num_output_tokens, request.num_cached_tokens or 0)
         if request_id in result.logprobs:
