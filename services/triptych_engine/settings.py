@@ -147,7 +147,7 @@ class EngineSettings(GrpcServiceSettings):
         Field(
             ge=0,
             le=1000,
-            description="Least time between two messages to a stream, in milliseconds: the tokens of shorter steps share one. First "
+            description="Least time between two messages to a stream, in milliseconds: tokens of shorter steps share one. First "
             "tokens and ends do not wait. With 0, each step sends its tokens.",
         ),
     ] = 16.0

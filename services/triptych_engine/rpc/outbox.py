@@ -135,8 +135,8 @@ class Outbox:
     """Routes outputs by request id. All methods except `publish` are called on the event loop.
 
     Args:
-        stream_interval_s: outputs wait until the last ones were delivered this long ago, and for the end of a step then, but at most
-            for another interval.
+        stream_interval_s: outputs wait until the last ones were delivered this long ago, and then for the end of a step, but at
+            most for another interval.
     """
 
     def __init__(
@@ -162,14 +162,19 @@ class Outbox:
     def publish(self, step: int, outputs: Sequence[SequenceOutput], load: Load) -> None:
         """Pass a step's outputs to the event loop; called on the step loop's thread. Drops them after the event loop is closed."""
         self._held.append((step, outputs, load))
-        if outputs and time.monotonic() < self._delivered_s + self._stream_interval_s:
-            if all(output.finish_reason is None and not output.is_first for output in outputs):
-                return  # the timer is set
+        if self._can_wait(outputs):
+            return
         try:
             self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
+
+    def _can_wait(self, outputs: Sequence[SequenceOutput]) -> bool:
+        """Whether no stream is waiting for one of them. The timer is set if the last ones were delivered so recently."""
+        if not outputs or time.monotonic() >= self._delivered_s + self._stream_interval_s:
+            return False
+        return all(output.finish_reason is None and not output.is_first for output in outputs)
 
     def route(self, request_id: str, sequence_ids: Sequence[str], mailbox: Mailbox, spans: Sequence[Span] = ()) -> None:
         if request_id in self._sequences:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 #: Relative standard deviations: of a duration, of the change that a step makes to all costs together, and to each alone.
 _NOISE, _COMMON_DRIFT, _OWN_DRIFT = 0.2, 0.1, 0.03
+_COMMON, _DRIFT = _COMMON_DRIFT**2, _COMMON_DRIFT**2 + _OWN_DRIFT**2
 #: A duration beyond this multiple of the expected one is a surprise. The costs then count as this many times as uncertain.
 _MAX_SURPRISE, _DOUBT = 2.0, 1.4
 #: A decoding sequence computes the layers for a token, its logits and its sampling. A prompt token needs only the layers, and its
@@ -70,26 +71,40 @@ class CostEstimate:
         self.costs = StepCosts(costs.fixed_s, costs.decode_s, max(costs.prompt_token_s, least_s))
         share_s = costs.step_s(1) / _START_SIZE
         spread = (costs.fixed_s, max(costs.decode_s, share_s), max(costs.prompt_token_s, share_s))
-        self._covariance = [[spread[i] ** 2 if i == j else 0.0 for j in range(3)] for i in range(3)]  # [3, 3], seconds squared
+        fixed, decode, prompt = (one_s**2 for one_s in spread)
+        #: Of the costs, in seconds squared: of fixed_s with itself, decode_s and prompt_token_s; of decode_s with itself and
+        #: prompt_token_s; of prompt_token_s.
+        self._covariance = (fixed, 0.0, 0.0, decode, 0.0, prompt)
         self._was_surprised = False
 
     def observe(self, num_decoding: int, num_prompt_tokens: int, step_s: float) -> None:
         """Correct the costs with the duration of a step, in seconds; it must be positive and finite."""
-        numbers = (1, num_decoding, num_prompt_tokens)
+        n, m, known = num_decoding, num_prompt_tokens, self.costs
         # No part of a step takes longer than the whole step. So costs that are far too high fall at once.
-        known = (self.costs.fixed_s, self.costs.decode_s, self.costs.prompt_token_s)
-        costs = tuple(min(cost_s, step_s / max(1, number)) for cost_s, number in zip(known, numbers, strict=True))
-        expected_s = sum(map(float.__mul__, costs, map(float, numbers)))
+        fixed_s, decode_s = min(known.fixed_s, step_s), min(known.decode_s, step_s / max(1, n))
+        prompt_s = min(known.prompt_token_s, step_s / max(1, m))
+        expected_s = fixed_s + n * decode_s + m * prompt_s
         if step_s > _MAX_SURPRISE * expected_s:
             self._raise(step_s / expected_s)
             return
         self._was_surprised = False
-        rows = self._drifted(costs)
-        weights = [row[0] + row[1] * num_decoding + row[2] * num_prompt_tokens for row in rows]
-        variance = weights[0] + weights[1] * num_decoding + weights[2] * num_prompt_tokens + (_NOISE * expected_s) ** 2
+        # Written out: this runs after every step, and matrices of three rows take several times as long.
+        ff, fd, fp, dd, dp, pp = self._covariance
+        ff, dd, pp = ff + _DRIFT * fixed_s**2, dd + _DRIFT * decode_s**2, pp + _DRIFT * prompt_s**2
+        fd, fp, dp = fd + _COMMON * fixed_s * decode_s, fp + _COMMON * fixed_s * prompt_s, dp + _COMMON * decode_s * prompt_s
+        of_fixed, of_decode, of_prompt = ff + n * fd + m * fp, fd + n * dd + m * dp, fp + n * dp + m * pp
+        variance = of_fixed + n * of_decode + m * of_prompt + (_NOISE * expected_s) ** 2
         error = (step_s - expected_s) / variance
-        self.costs = StepCosts(*(cost_s + weight * error for cost_s, weight in zip(costs, weights, strict=True))).plausible()
-        self._covariance = [[rows[i][j] - weights[i] * weights[j] / variance for j in range(3)] for i in range(3)]
+        corrected = StepCosts(fixed_s + of_fixed * error, decode_s + of_decode * error, prompt_s + of_prompt * error)
+        self.costs = corrected.plausible()
+        self._covariance = (
+            ff - of_fixed * of_fixed / variance,
+            fd - of_fixed * of_decode / variance,
+            fp - of_fixed * of_prompt / variance,
+            dd - of_decode * of_decode / variance,
+            dp - of_decode * of_prompt / variance,
+            pp - of_prompt * of_prompt / variance,
+        )
 
     def _raise(self, surprise: float) -> None:
         """Raise all costs after a step that took this many times as long as expected: to the double, or by the whole factor if the
@@ -97,12 +112,6 @@ class CostEstimate:
         factor = surprise if self._was_surprised else _MAX_SURPRISE
         self._was_surprised = True
         self.costs = self.costs.times(factor).plausible()
-        self._covariance = [[entry * (_DOUBT * factor) ** 2 for entry in row] for row in self._covariance]
-
-    def _drifted(self, costs: tuple[float, ...]) -> list[list[float]]:
-        """The covariance before the next step."""
-        common, own = _COMMON_DRIFT**2, _OWN_DRIFT**2
-        return [
-            [entry + costs[i] * costs[j] * (common + own if i == j else common) for j, entry in enumerate(row)]
-            for i, row in enumerate(self._covariance)
-        ]
+        ff, fd, fp, dd, dp, pp = self._covariance
+        doubt = (_DOUBT * factor) ** 2
+        self._covariance = (doubt * ff, doubt * fd, doubt * fp, doubt * dd, doubt * dp, doubt * pp)

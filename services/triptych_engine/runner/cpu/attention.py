@@ -216,9 +216,9 @@ class CpuAttention:
         Args:
             group: query heads per key head; 0 if no layer attends.
         """
-        if any(self._layers[layer].chunk for layer in layers if layer in self._layers):
-            raise ValueError("no kernel computes whole layers whose tokens attend within chunks")
         if layers not in self._addresses:
+            if any(self._layers[layer].chunk for layer in layers if layer in self._layers):
+                raise ValueError("no kernel computes whole layers whose tokens attend within chunks")
             caches = zip(*(self._cache[layer] if layer in self._layers else (None, None) for layer in layers), strict=True)
             addresses = ((None if one is None else one.data_ptr() for one in part) for part in caches)
             keys, values = ((ctypes.c_void_p * len(layers))(*part) for part in addresses)

@@ -9,7 +9,7 @@ are recorded, and each part must get the very tensor that the part before it ret
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -54,7 +54,8 @@ class Decoder:
         self._embedding, self._rotations, self._layers, self._norm, self._head = embedding, rotations, layers, norm, head
         self._stack = kernels.stack([layer.kernel for layer in layers])
         self._ends = (embedding, *dict.fromkeys(one.module for one in rotations if one.module is not None), norm, head)
-        self._num_hooks = _num_hooks(self._ends)  # of a bfloat16 model's embedding, one that widens its result
+        self._layer_hooks, self._end_hooks = _hooks_of(layers), _hooks_of(self._ends)
+        self._num_hooks = sum(map(len, self._end_hooks))  # of a bfloat16 model's embedding, one that widens its result
         self._whole: WholeModel | None = None
 
     @torch.inference_mode()
@@ -76,7 +77,7 @@ class Decoder:
 
     def takes(self, backend: AttentionBackend) -> bool:
         """Whether it can compute a step. A hook may read or change what a layer gets and returns; then each layer is called."""
-        return self._kernels.attends_with(backend) and not _num_hooks(self._layers)
+        return self._kernels.attends_with(backend) and not any(self._layer_hooks)
 
     def hidden(
         self,
@@ -104,7 +105,7 @@ class Decoder:
         wanted: torch.Tensor,
     ) -> torch.Tensor:
         whole = self._whole
-        if whole is not None and whole.takes(position_ids) and _num_hooks(self._ends) == self._num_hooks:
+        if whole is not None and whole.takes(position_ids) and sum(map(len, self._end_hooks)) == self._num_hooks:
             return self._divided(whole.logits(backend, token_ids, position_ids, inputs_embeds, wanted))
         return self.logits_by_parts(token_ids, position_ids, backend, inputs_embeds, wanted)
 
@@ -116,9 +117,9 @@ class Decoder:
         return logits if self._logits_divisor == 1 else logits.div_(self._logits_divisor)
 
 
-def _num_hooks(modules: Iterable[nn.Module]) -> int:
-    """How many hooks may read or change what the modules get and return."""
-    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules)
+def _hooks_of(modules: Sequence[nn.Module]) -> list[Any]:
+    """Where the modules keep the hooks that may read or change what they get and return."""
+    return [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
 
 
 def find_decoder(
