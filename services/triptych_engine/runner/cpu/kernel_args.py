@@ -30,6 +30,7 @@ class PackedWeight(ctypes.Structure):
         ("in_features", ctypes.c_int64),
         ("out_features", ctypes.c_int64),
         ("num_quant_panels", ctypes.c_int64),
+        ("num_float_panels", ctypes.c_int64),
     ]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from triptych_engine.runner.cpu.huge_pages import HugePages
-from triptych_engine.runner.quantization.formats import QuantFormat, QuantizedRows
+from triptych_engine.runner.quantization.formats import FORMATS, QuantFormat, QuantizedRows
 
 _PANEL_FIELDS = 3  # 64-bit words of QuantPanel
 
@@ -29,6 +29,11 @@ class PackedQuant:
     def empty(cls, out_features: int, in_features: int) -> PackedQuant:
         """A weight that is not packed yet."""
         return cls(torch.empty(0, _PANEL_FIELDS, dtype=torch.int64), (), out_features, in_features)
+
+    @property
+    def num_float_panels(self) -> int:
+        """How many panels hold floats."""
+        return sum(FORMATS[index].is_float for index in (self.table[:, 1] & 0xFFFFFFFF).tolist())
 
     @property
     def nbytes(self) -> int:

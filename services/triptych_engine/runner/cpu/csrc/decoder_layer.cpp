@@ -105,9 +105,9 @@ void compute_layer(const DecoderStepArgs& s, int64_t layer, const float* x, cons
   });
   team.wait();
   clock.mark(kOtherStage);
-  if (!s.lora_slots && Format::gates(l.gate_up, step_rows)) {
+  if (!s.lora_slots && Format::gates(l.gate_up, l.down, step_rows)) {
     uint32_t* prepared_gated = (uint32_t*)w.gated;  // in the same place: the prepared form is at most as long
-    Format::gated_shared(prepared, l.gate_up, prepared_gated, rows);
+    Format::gated_shared(prepared, l.gate_up, prepared_gated, rows, step_rows);
     team.wait();
     Format::linear_shared(nullptr, 0, prepared_gated, l.down, w.added, rows, step_rows);
   } else {

@@ -101,7 +101,7 @@ void compute(const ExpertsArgs& a) {
       if (pairs.count(e)) multiply(e, pairs.begins[e], pairs.count(e));
     }
   };
-  const auto gates = [&](int64_t e) { return a.activation == kSilu && Format::gates(a.gate_up[e], pairs.count(e)); };
+  const auto gates = [&](int64_t e) { return a.activation == kSilu && Format::gates(a.gate_up[e], a.down[e], pairs.count(e)); };
 #pragma omp parallel
   {
     Team::for_rows(pairs.size(), [&](int64_t p) {
@@ -111,7 +111,7 @@ void compute(const ExpertsArgs& a) {
     team.wait();
     for_experts([&](int64_t e, int64_t begin, int64_t count) {
       const uint32_t* prepared = (const uint32_t*)w.prepared_x + begin * w.x_words;
-      if (gates(e)) Format::gated_shared(prepared, a.gate_up[e], (uint32_t*)w.prepared_gated + begin * w.gated_words, count);
+      if (gates(e)) Format::gated_shared(prepared, a.gate_up[e], (uint32_t*)w.prepared_gated + begin * w.gated_words, count, count);
       else Format::linear_shared(w.x + begin * hidden, hidden, prepared, a.gate_up[e], w.gate_up + begin * 2 * inner, count, count);
     });
     team.wait();

@@ -61,6 +61,18 @@ inline rf fma(rf a, rf b, rf c) {
 #endif
 }
 
+// The same of vectors of one register or several: the same bits, whether or not a file is compiled with contraction.
+template <class V>
+[[gnu::always_inline]] inline V times_plus(V a, V b, V c) {
+  constexpr int kParts = sizeof(V) / sizeof(rf);
+  rf parts[3][kParts];
+  std::memcpy(parts[0], &a, sizeof a), std::memcpy(parts[1], &b, sizeof b), std::memcpy(parts[2], &c, sizeof c);
+#pragma GCC unroll 4
+  for (int i = 0; i < kParts; i++) parts[0][i] = fma(parts[0][i], parts[1][i], parts[2][i]);
+  std::memcpy(&a, parts[0], sizeof a);
+  return a;
+}
+
 #if defined(__AVX2__) && !defined(__AVX512F__)
 // sum += x * weight, two registers, rounded once. In a tile of sums, GCC would read the x of all rows first, run out of the 16
 // registers and keep sums in memory.
@@ -129,17 +141,15 @@ template <class V>
 [[gnu::always_inline]] inline V exp_nonpositive(V x) {
   using Integers = decltype(x < x);
   x = x < -87.0f ? splat<V>(-87.0f) : x;
-  V t = x * 1.44269504088896341f - 0.5f;  // x <= 0: truncation towards zero rounds to nearest
+  V t = times_plus(x, splat<V>(1.44269504088896341f), splat<V>(-0.5f));  // x <= 0: truncation towards zero rounds to nearest
   Integers n = __builtin_convertvector(t, Integers);
   V k = __builtin_convertvector(n, V);
-  V r = x - k * 0.693359375f + k * 2.12194440e-4f;
+  V r = times_plus(k, splat<V>(2.12194440e-4f), times_plus(k, splat<V>(-0.693359375f), x));
   V p = splat<V>(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
+  for (float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f}) {
+    p = times_plus(p, r, splat<V>(next));
+  }
+  p = times_plus(p * r, r, r) + 1.0f;
   return (V)((Integers)p + (n << 23));
 }
 template <class V>

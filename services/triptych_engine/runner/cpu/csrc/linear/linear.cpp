@@ -45,9 +45,9 @@ void Bf16Format::linear_shared(const float* x, int64_t x_stride, const uint32_t*
 int64_t Bf16Format::num_prepared_words(int64_t in_features) { return num_pairs(in_features); }
 void Bf16Format::prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t) { round_row(row, in_features, prepared); }
 
-bool Bf16Format::gates(const PackedWeight& w, int64_t) { return w.out_features % (2 * kPanel) == 0; }
+bool Bf16Format::gates(const PackedWeight& w, const PackedWeight&, int64_t) { return w.out_features % (2 * kPanel) == 0; }
 
-void Bf16Format::gated_shared(const uint32_t* prepared, const PackedWeight& w, uint32_t* gated, int64_t rows) {
+void Bf16Format::gated_shared(const uint32_t* prepared, const PackedWeight& w, uint32_t* gated, int64_t rows, int64_t) {
   const int64_t pairs = num_pairs(w.in_features), gated_pairs = num_pairs(w.out_features / 2), num_panels = w.num_panels() / 2;
   constexpr int64_t kMostRows = 32;
   const int64_t row_step = rows_per_pass();
@@ -71,8 +71,8 @@ void Bf16Format::gated_shared(const uint32_t* prepared, const PackedWeight& w, u
 #else
 int64_t Bf16Format::num_prepared_words(int64_t) { return 0; }
 void Bf16Format::prepare_row(const float*, int64_t, uint32_t*, int64_t) {}
-bool Bf16Format::gates(const PackedWeight&, int64_t) { return false; }
-void Bf16Format::gated_shared(const uint32_t*, const PackedWeight&, uint32_t*, int64_t) {}
+bool Bf16Format::gates(const PackedWeight&, const PackedWeight&, int64_t) { return false; }
+void Bf16Format::gated_shared(const uint32_t*, const PackedWeight&, uint32_t*, int64_t, int64_t) {}
 #endif
 
 void WideFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t*, const PackedWeight& w, float* out, int64_t rows,

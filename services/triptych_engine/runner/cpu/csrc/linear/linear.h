@@ -8,9 +8,9 @@
 // - linear_shared(x, x_stride, prepared, weight, out, rows, step_rows): the product, distributed over the threads of the enclosing parallel
 //   region, without a barrier at its end. x: [rows, in], fp32, x_stride apart; prepared: [rows, num_prepared_words]; out:
 //   [rows, out], fp32, dense. Rows of `prepared` may be read up to a multiple of 16;
-// - gates(weight, step_rows): whether it supports `gated_shared` for this weight, which has gate and up concatenated. If so, products read
-//   only `prepared`;
-// - gated_shared(prepared, weight, gated, rows): silu(gate) * up, prepared for the next product, distributed in the same way.
+// - gates(weight, next, step_rows): whether it supports `gated_shared` for this weight, which has gate and up concatenated. If so, products
+//   with this weight and with the next one read only `prepared`;
+// - gated_shared(prepared, weight, gated, rows, step_rows): silu(gate) * up, prepared for the next product, distributed in the same way.
 //   gated: [rows, num_prepared_words(out / 2)];
 // - kRounds: whether it may round inputs to bfloat16.
 // The result of a row must depend neither on `rows` nor, except with FastQuantFormat, on `step_rows`. The last layer multiplies only some
@@ -23,8 +23,8 @@ namespace triptych {
 
 // For formats that leave the activation to the decoder layer.
 struct NoGates {
-  static bool gates(const PackedWeight&, int64_t) { return false; }
-  static void gated_shared(const uint32_t*, const PackedWeight&, uint32_t*, int64_t) {}
+  static bool gates(const PackedWeight&, const PackedWeight&, int64_t) { return false; }
+  static void gated_shared(const uint32_t*, const PackedWeight&, uint32_t*, int64_t, int64_t) {}
 };
 
 // bfloat16 weights; inputs are rounded to bfloat16 if the CPU has bfloat16 instructions.
@@ -34,8 +34,8 @@ struct Bf16Format {
   static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t step_rows);
   static void linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
                             int64_t rows, int64_t step_rows);
-  static bool gates(const PackedWeight& w, int64_t step_rows);
-  static void gated_shared(const uint32_t* prepared, const PackedWeight& w, uint32_t* gated, int64_t rows);
+  static bool gates(const PackedWeight& w, const PackedWeight& next, int64_t step_rows);
+  static void gated_shared(const uint32_t* prepared, const PackedWeight& w, uint32_t* gated, int64_t rows, int64_t step_rows);
 };
 
 // bfloat16 weights; inputs are not rounded: for float32 models.

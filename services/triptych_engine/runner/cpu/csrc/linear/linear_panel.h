@@ -39,6 +39,7 @@ struct PackedWeight {
   const float* bias;
   int64_t in_features, out_features;
   int64_t num_quant_panels = 0;  // if `weight` is a table of panels of quantised weights, see quant_layout.h
+  int64_t num_float_panels = 0;  // of them, those whose values are floats of 8 bits
 
   int64_t num_panels() const { return (out_features + kPanel - 1) / kPanel; }
   int64_t panel_words() const { return padded_inputs(in_features) / 2 * kPanel; }

@@ -11,24 +11,14 @@
 
 #include "linear/linear_quant.h"
 
-#include <utility>
-
-#include "linear/quant_dot.h"
-#include "linear/quant_exact.h"
-#include "linear/quant_format.h"
+#include "linear/quant_product.h"
 #include "linear/quant_tiles.h"
 
 namespace triptych {
 namespace {
 
-// Rows that share a pass over a panel. With AVX-512 their sums, two weights and an input fit in the registers.
-constexpr int kQuantRows = 8;
-
-// Rows that are multiplied by all panels of a thread before the next rows: their inputs stay in the L2 cache.
-constexpr int64_t kQuantRowBlock = kExactRows;
-
 #if defined(TRIPTYCH_BF16_DOT)
-// The same for products with weights widened to bfloat16: 1 MB. Vectors multiply so slowly that 4 MB, of the last-level cache, come in time.
+// Rows that are multiplied by all panels of a thread, widened to bfloat16, before the next rows: 1 MB. Vectors multiply so slowly that 4 MB, of the last-level cache, come in time.
 inline int64_t tile_row_block(int64_t in_features) {
   return std::clamp<int64_t>((uses_tiles() ? 1 << 19 : 1 << 21) / in_features / 64 * 64, 64, 512);
 }
@@ -47,64 +37,12 @@ inline bool tiles_rows([[maybe_unused]] int64_t rows) {
 #endif
 }
 
-// x: R prepared rows.
-template <class Format, int R>
-[[gnu::always_inline]] inline void add_group(const uint32_t* x, int64_t x_words, int64_t in, int64_t g, const uint32_t* group, const ScaleAndMinimum& header,
-                      Sums<R, kRegisters>& sums) {
-  ScaleAndMinimum own[Format::kParts];
-  const ScaleAndMinimum* weights[] = {&scales_at<Format>(header, group, 0, own[0]),
-                                      Format::kParts > 1 ? &scales_at<Format>(header, group, 1, own[Format::kParts - 1]) : nullptr};
-  const uint32_t* inputs = x + g * PreparedRow::kGroupWords;
-  const uint32_t* pairs = x + num_quant_groups(in) * PreparedRow::kGroupWords + g * PreparedRow::kPairsWords;
-  rf first_part[R][kRegisters];
-  GroupProducts<Format, R>(inputs, pairs, x_words, group).compute([&](auto part, auto r, const ri (&products)[kRegisters]) TRIPTYCH_INLINE {
-    const PreparedGroup& input = *(const PreparedGroup*)(inputs + r * x_words);
-    each_register([&](auto i) TRIPTYCH_INLINE {
-      const rf number = to_floats((rs)products[i]), scale = weights[part]->scale[i];
-      const rf scaled = part == 0 ? number * scale : fma(number, scale, first_part[r][i]);
-      if constexpr (part + 1 < Format::kParts) {
-        first_part[r][i] = scaled;
-      } else {
-        rf& to = sums.of[r][i];
-        to = fma(scaled, splat<rf>(input.scale), to);
-        if constexpr (Format::kMinimum != Minimum::kOffset) to = fma(splat<rf>(input.sum), weights[part]->minimum[i], to);
-      }
-    });
+PackedWeight weight_of(const void* panels, int64_t num_panels, const float* bias, int64_t in_features, int64_t out_features) {
+  const QuantPanel* all = (const QuantPanel*)panels;
+  const int64_t num_floats = std::count_if(all, all + num_panels, [](const QuantPanel& panel) {
+    return with_quant_format(panel.format, [](auto format) { return decltype(format)::kIsFloat; });
   });
-}
-
-// R rows of prepared inputs times one panel. In one function with others, GCC would no longer inline all that it should.
-template <class Format, int R>
-[[gnu::noinline]] void quant_tile(const uint32_t* x, int64_t x_words, int64_t in, const QuantPanel& panel, const float* bias, Prefetch& next,
-                       float* out, int64_t out_stride) {
-  Sums<R, kRegisters> sums;
-  sums.begin(nullptr, 0);
-  const int64_t groups = num_quant_groups(in);
-  for (int64_t begin = 0; begin < groups; begin += Format::kGroups) {
-    const uint32_t* block = panel.data + begin / Format::kGroups * Format::kBlockWords;
-    ScaleAndMinimum header;
-    read_header<Format>(block, header);
-    const int64_t end = std::min(begin + Format::kGroups, groups);
-    for (int64_t g = begin; g < end; g++) {
-      const uint32_t* group = block + Format::kHeaderWords + (g - begin) * Format::kGroupWords;
-      if (R >= kFewRows) next.step();
-      else next.reads(group, Format::kGroupWords * 4);
-      add_group<Format, R>(x, x_words, in, g, group, header, sums);
-    }
-  }
-  if (bias) sums.add(bias);
-  sums.end(out, out_stride, panel.columns);
-}
-
-template <class Format, int R>
-inline void quant_tiles(const uint32_t* x, int64_t x_words, int64_t rows, int64_t in, const QuantPanel& panel, const float* bias,
-                        Prefetch& next, float* out, int64_t out_stride) {
-  for (; rows >= R; rows -= R, x += R * x_words, out += R * out_stride) {
-    quant_tile<Format, R>(x, x_words, in, panel, bias, next, out, out_stride);
-  }
-  if constexpr (R > 1) {
-    if (rows) quant_tiles<Format, R / 2>(x, x_words, rows, in, panel, bias, next, out, out_stride);
-  }
+  return {(const uint32_t*)panels, bias, in_features, out_features, num_panels, num_floats};
 }
 
 template <class Format>
@@ -120,13 +58,6 @@ void linear(const float* x, int64_t x_stride, const PackedWeight& w, float* out,
 }
 
 #if defined(TRIPTYCH_BF16_DOT)
-bool has_only_floats(const PackedWeight& w) {
-  const QuantPanel* panels = (const QuantPanel*)w.weight;
-  return std::all_of(panels, panels + w.num_quant_panels, [](const QuantPanel& panel) {
-    return with_quant_format(panel.format, [](auto format) { return decltype(format)::kIsFloat; });
-  });
-}
-
 // Each thread rounds all rows.
 void rounded_shared(const float* x, int64_t x_stride, const PackedWeight& w, float* out, int64_t rows) {
   const TileScope tiles;
@@ -141,39 +72,6 @@ void rounded_shared(const float* x, int64_t x_stride, const PackedWeight& w, flo
   }
 }
 #endif
-
-int64_t bytes_of(const QuantPanel& panel, int64_t in_features) {
-  return with_quant_format(panel.format, [&](auto format) { return decltype(format)::panel_words(in_features) * 4; });
-}
-
-void panels_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out, int64_t rows) {
-  const QuantPanel* panels = (const QuantPanel*)w.weight;
-  const int64_t words = MixedQuantFormat::num_prepared_words(w.in_features);
-  const auto multiply = [&](int64_t p, Prefetch& next, int64_t row, int64_t num_rows) {
-    const QuantPanel& panel = panels[p];
-    const float* bias = w.bias ? w.bias + p * kQuantPanel : nullptr;
-    float* first = out + row * w.out_features + panel.first;
-    with_quant_format(panel.format, [&](auto format) {
-      using Format = decltype(format);
-      if constexpr (Format::kIsFloat) {
-        float_tiles<Format>(x + row * x_stride, x_stride, num_rows, w.in_features, panel, bias, next, first, w.out_features);
-      } else {
-        quant_tiles<Format, kQuantRows>(prepared + row * words, words, num_rows, w.in_features, panel, bias, next, first, w.out_features);
-      }
-    });
-  };
-  if (rows < kFewRows) {  // at least four adjacent panels at a time: reading is fastest in long runs
-    Prefetch ahead = Prefetch::ahead();
-#pragma omp for schedule(guided, 4) nowait
-    for (int64_t p = 0; p < w.num_quant_panels; p++) multiply(p, ahead, 0, rows);
-    return;
-  }
-  share_panels(w.num_quant_panels, rows, kQuantRowBlock, [&](int64_t p, int64_t next, int64_t row, int64_t num_rows) {
-    Prefetch prefetch;
-    if (next != p) prefetch = Prefetch(panels[next].data, bytes_of(panels[next], w.in_features), num_quant_groups(w.in_features));
-    multiply(p, prefetch, row, num_rows);
-  });
-}
 
 }  // namespace
 
@@ -192,7 +90,18 @@ void MixedQuantFormat::prepare_row(const float* row, int64_t in_features, uint32
 
 void MixedQuantFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
                                      int64_t rows, int64_t) {
-  panels_shared(x, x_stride, prepared, w, out, rows);
+  panels_shared({x, x_stride, prepared, w}, out, rows);
+}
+
+// Only where all threads get some groups. Floats read inputs that are not prepared.
+bool MixedQuantFormat::gates(const PackedWeight& w, const PackedWeight& next, int64_t) {
+  constexpr int64_t kGroupsPerThread = 4;
+  return w.num_quant_panels * kQuantPanel == w.out_features && w.out_features % (2 * kQuantGroup) == 0 && !w.num_float_panels &&
+         !next.num_float_panels && next.in_features >= kGroupsPerThread * kQuantGroup * omp_get_num_threads();
+}
+
+void MixedQuantFormat::gated_shared(const uint32_t* prepared, const PackedWeight& w, uint32_t* gated, int64_t rows, int64_t) {
+  gated_panels_shared({nullptr, 0, prepared, w}, gated, rows);
 }
 
 void FastQuantFormat::prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t step_rows) {
@@ -205,11 +114,11 @@ void FastQuantFormat::prepare_row(const float* row, int64_t in_features, uint32_
 void FastQuantFormat::linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
                                     int64_t rows, int64_t step_rows) {
 #if defined(TRIPTYCH_BF16_DOT)
-  if (!tiles_rows(step_rows) && (uses_tiles() || step_rows >= kFloatPairRows) && has_only_floats(w)) {
+  if (!tiles_rows(step_rows) && (uses_tiles() || step_rows >= kFloatPairRows) && w.num_float_panels == w.num_quant_panels) {
     return rounded_shared(x, x_stride, w, out, rows);
   }
 #endif
-  if (!tiles_rows(step_rows)) return panels_shared(x, x_stride, prepared, w, out, rows);
+  if (!tiles_rows(step_rows)) return panels_shared({x, x_stride, prepared, w}, out, rows);
 #if defined(TRIPTYCH_BF16_TILES)
   static_assert(PreparedRow::kGroupWords == kQuantGroup / 2, "a prepared row has room for bfloat16 inputs");
   const TileScope tiles;
@@ -221,12 +130,13 @@ void FastQuantFormat::linear_shared(const float* x, int64_t x_stride, const uint
 #endif
 }
 
-bool FastQuantFormat::gates(const PackedWeight& w, int64_t step_rows) {
-  return tiles_rows(step_rows) && w.num_quant_panels * kQuantPanel == w.out_features && w.out_features % (2 * kPanel) == 0;
+bool FastQuantFormat::gates(const PackedWeight& w, const PackedWeight& next, int64_t step_rows) {
+  if (!tiles_rows(step_rows)) return MixedQuantFormat::gates(w, next, step_rows);
+  return w.num_quant_panels * kQuantPanel == w.out_features && w.out_features % (2 * kPanel) == 0;
 }
 
-void FastQuantFormat::gated_shared([[maybe_unused]] const uint32_t* prepared, [[maybe_unused]] const PackedWeight& w,
-                                    [[maybe_unused]] uint32_t* gated, [[maybe_unused]] int64_t rows) {
+void FastQuantFormat::gated_shared(const uint32_t* prepared, const PackedWeight& w, uint32_t* gated, int64_t rows, int64_t step_rows) {
+  if (!tiles_rows(step_rows)) return MixedQuantFormat::gated_shared(prepared, w, gated, rows, step_rows);
 #if defined(TRIPTYCH_BF16_TILES)
   const TileScope tiles;
   const int64_t words = num_prepared_words(w.in_features), gated_words = num_prepared_words(w.out_features / 2);
@@ -275,12 +185,12 @@ void triptych_linear_quant_exact(const float* x, int64_t x_stride, const void* p
 // or null; workspace: [rows, row_words] words. A row with a value that is not finite has no finite output.
 void triptych_linear_quant(const float* x, int64_t x_stride, const void* panels, int64_t num_panels, const float* bias, float* out,
                            uint32_t* workspace, int64_t rows, int64_t out_features, int64_t in_features) {
-  linear<MixedQuantFormat>(x, x_stride, {(const uint32_t*)panels, bias, in_features, out_features, num_panels}, out, workspace, rows);
+  linear<MixedQuantFormat>(x, x_stride, weight_of(panels, num_panels, bias, in_features, out_features), out, workspace, rows);
 }
 
 // The same as FastQuantFormat computes it.
 void triptych_linear_quant_fast(const float* x, int64_t x_stride, const void* panels, int64_t num_panels, const float* bias, float* out,
                                 uint32_t* workspace, int64_t rows, int64_t out_features, int64_t in_features) {
-  linear<FastQuantFormat>(x, x_stride, {(const uint32_t*)panels, bias, in_features, out_features, num_panels}, out, workspace, rows);
+  linear<FastQuantFormat>(x, x_stride, weight_of(panels, num_panels, bias, in_features, out_features), out, workspace, rows);
 }
 }

@@ -9,12 +9,14 @@ namespace triptych {
 // A format as described in linear.h. The weight of a product is a table of panels (quant_layout.h), which may differ in their format:
 // a prepared row suits all of them. Its functions are compiled in a separate file, without contraction of products and sums into one
 // rounding, so that all instruction sets give the same numbers.
-struct MixedQuantFormat : NoGates {
+struct MixedQuantFormat {
   static constexpr bool kRounds = false;
   static int64_t num_prepared_words(int64_t in_features);
   static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t step_rows);
   static void linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
                             int64_t rows, int64_t step_rows);
+  static bool gates(const PackedWeight& w, const PackedWeight& next, int64_t step_rows);
+  static void gated_shared(const uint32_t* prepared, const PackedWeight& w, uint32_t* gated, int64_t rows, int64_t step_rows);
 };
 
 // The same weights, multiplied as fast as the CPU can, so that a row's result depends on the number of the step's rows. On CPUs with
@@ -31,8 +33,8 @@ struct FastQuantFormat {
   static void prepare_row(const float* row, int64_t in_features, uint32_t* prepared, int64_t step_rows);
   static void linear_shared(const float* x, int64_t x_stride, const uint32_t* prepared, const PackedWeight& w, float* out,
                             int64_t rows, int64_t step_rows);
-  static bool gates(const PackedWeight& w, int64_t step_rows);
-  static void gated_shared(const uint32_t* prepared, const PackedWeight& w, uint32_t* gated, int64_t rows);
+  static bool gates(const PackedWeight& w, const PackedWeight& next, int64_t step_rows);
+  static void gated_shared(const uint32_t* prepared, const PackedWeight& w, uint32_t* gated, int64_t rows, int64_t step_rows);
 };
 
 }  // namespace triptych
