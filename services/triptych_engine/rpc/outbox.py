@@ -19,7 +19,7 @@ from triptych_common.telemetry.tracing import OFF, Tracer
 
 from triptych_engine.load import Load
 from triptych_engine.rpc.sequence_trace import end_sequence
-from triptych_engine.scheduling.output import SequenceOutput, joined
+from triptych_engine.scheduling.output import SequenceOutput
 from triptych_engine.scheduling.statistics import RequestStatistics
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,10 @@ class Mailbox:
         self._changed.set()
 
     async def take(self) -> StepOutputs | None:
-        """Wait for outputs: those of one step, or of several if the stream was slow. Returns None once the mailbox has ended."""
+        """Wait for outputs: those of one step, or of several if they were held or the stream was slow; one of each sequence.
+
+        Returns None once the mailbox has ended.
+        """
         while not self._pending:
             if self._ended or (self._ends_when_idle and not self.request_ids):
                 return None
@@ -86,7 +89,7 @@ class Mailbox:
         pending, self._pending = self._pending, []
         step, outputs, load = pending[-1]
         if len(pending) > 1:
-            outputs = [output for _, of_step, _ in pending for output in of_step]
+            outputs = _joined(of_step for _, of_step, _ in pending)
         return step, outputs, load
 
     def end(self) -> None:
@@ -129,6 +132,17 @@ class Mailbox:
         self._closed = True
         self._pending.clear()
         return sorted(self.request_ids)
+
+
+def _joined(steps: Iterable[list[Addressed]]) -> list[Addressed]:
+    """One output of each sequence, in the order of the first ones."""
+    of_route: dict[int, Addressed] = {}  # routes are compared by their identity
+    for outputs in steps:
+        for route, output in outputs:
+            if (before := of_route.get(id(route))) is not None:
+                output.follow(before[1])
+            of_route[id(route)] = route, output
+    return list(of_route.values())
 
 
 class Outbox:
@@ -204,13 +218,14 @@ class Outbox:
         await self._idle.wait()
 
     def _deliver(self) -> None:
-        held = [self._held.popleft() for _ in range(len(self._held))]
-        if not held:
+        if not self._held:
             return  # another call has delivered them
         if self._stream_interval_s:
             self._set_timer()
-        step, outputs, load = held[-1]
-        self._route(step, outputs if len(held) == 1 else joined(of_step for _, of_step, _ in held), load)
+        while self._held:
+            step, outputs, load = self._held.popleft()
+            self._route(step, outputs, load)
+        self._on_load(load)
 
     def _set_timer(self) -> None:
         """Deliver what will be held until then, if a step takes so long that nobody else does."""
@@ -240,4 +255,3 @@ class Outbox:
                 route.mailbox.request_ids.discard(output.request_id)
         for mailbox, own in by_mailbox.items():
             mailbox.put(step, own, load)
-        self._on_load(load)

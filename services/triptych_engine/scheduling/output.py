@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -190,20 +189,13 @@ class SequenceOutput:
     media: MediaUsage | None = None
     error: Exception | None = None
 
-
-def joined(steps: Iterable[Sequence[SequenceOutput]]) -> list[SequenceOutput]:
-    """The outputs of steps, in their order, as one for each sequence. Those of sequences with several are changed."""
-    of_sequence: dict[str, SequenceOutput] = {}
-    for outputs in steps:
-        for output in outputs:
-            if (before := of_sequence.get(output.request_id)) is not None:
-                output.token_ids = before.token_ids + output.token_ids
-                output.logprobs = before.logprobs + output.logprobs
-                output.prompt_logprobs = before.prompt_logprobs + output.prompt_logprobs
-                output.usage = output.usage or before.usage
-                output.is_first = before.is_first
-            of_sequence[output.request_id] = output
-    return list(of_sequence.values())
+    def follow(self, before: SequenceOutput) -> None:
+        """Take over what an earlier output of the same sequence has, which is then not sent."""
+        self.token_ids = before.token_ids + self.token_ids
+        self.is_first = before.is_first
+        self.logprobs = before.logprobs + self.logprobs
+        self.prompt_logprobs = before.prompt_logprobs + self.prompt_logprobs
+        self.usage = self.usage or before.usage
 
 
 def last_output(request: Request, error: TriptychError | None = None) -> SequenceOutput:

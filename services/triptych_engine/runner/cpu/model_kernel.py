@@ -79,7 +79,7 @@ class ModelKernel:
         inputs_embeds: torch.Tensor | None,
         wanted: torch.Tensor,
     ) -> torch.Tensor:
-        num_tokens, num_wanted = len(token_ids), len(wanted)
+        num_tokens, num_wanted = token_ids.shape[0], wanted.shape[0]  # a tensor's `len` is a call in Python
         ids, x = None, None
         if inputs_embeds is None and self._looks_up:
             ids = token_ids.data_ptr()

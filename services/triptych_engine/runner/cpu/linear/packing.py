@@ -53,6 +53,7 @@ def can_pack(kernels: CpuKernels | None, dtype: torch.dtype) -> bool:
 def packed_weight(linear: KernelLinear) -> PackedWeight:
     """Its weight and bias in the kernels' form."""
     weight, bias = (None if tensor is None else tensor.data_ptr() for tensor in (linear.weight, linear.bias))
-    is_quantized = linear.weight is not None and isinstance(linear, QuantLinear)
-    num_panels = (len(linear.packed.table), linear.packed.num_float_panels) if is_quantized else (0, 0)
-    return PackedWeight(weight, bias, linear.in_features, linear.out_features, *num_panels)
+    num_panels = num_float_panels = 0
+    if isinstance(linear, QuantLinear) and linear.weight is not None:
+        num_panels, num_float_panels = len(linear.weight), linear.packed.num_float_panels
+    return PackedWeight(weight, bias, linear.in_features, linear.out_features, num_panels, num_float_panels)
